@@ -1,0 +1,37 @@
+"""The errors that minfer raises on bad input.
+
+Every message says what was wrong, with the numbers, and what to do next. The command line prints a `MinferError`
+as one line and exits with code 2; anything else is a bug in minfer and keeps its traceback.
+"""
+
+
+class MinferError(ValueError):
+    """Base of all errors that a user can cause and mend."""
+
+
+class ConfigError(MinferError):
+    """A `config.json` that minfer cannot run faithfully."""
+
+
+class CheckpointError(MinferError):
+    """Weights that are absent, damaged, or of another model."""
+
+
+class TokenizerError(MinferError):
+    """A tokenizer file that is absent or damaged, a template that fails, or ids outside the vocabulary."""
+
+
+class RequestError(MinferError):
+    """A prompt or sampling parameter that cannot be served."""
+
+
+class OptionsError(MinferError):
+    """An engine option that does not exist or is out of range."""
+
+
+class DeviceError(MinferError):
+    """A device or dtype that this machine cannot provide."""
+
+
+class MissingExtra(MinferError, ImportError):
+    """An optional package is needed now and is not installed; the message names the pip command."""
