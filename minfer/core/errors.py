@@ -35,3 +35,7 @@ class DeviceError(MinferError):
 
 class MissingExtra(MinferError, ImportError):
     """An optional package is needed now and is not installed; the message names the pip command."""
+
+
+class MinferWarning(UserWarning):
+    """Something harmless today that a user should know: an ignored key, a fallback that was taken."""
