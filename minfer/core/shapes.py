@@ -1,0 +1,2 @@
+RANDOM = "random:"
+SHAPES = {}
