@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from minfer.core.attention import Attention
 from minfer.core.config import ModelConfig
-from minfer.core.model import ACTIVATIONS, Transformer
+from minfer.core.model import ACTIVATIONS
 
 
 class GPT2Attention(nn.Module):
@@ -97,8 +97,3 @@ class GPT2(nn.Module):
         if rows is not None:
             x = x.flatten(0, -2)[rows]
         return self.lm_head(self.ln_f(x))
-
-
-def model_class(config: ModelConfig) -> type[nn.Module]:
-    """The class that runs models of this architecture."""
-    return GPT2 if config.architecture == "GPT2LMHeadModel" else Transformer

@@ -1,0 +1,34 @@
+"""From the name of a model to what an engine needs of it: its checkpoint and its tokenizer."""
+
+from torch import nn
+
+from minfer.core.byte_tokenizer import ByteTokenizer
+from minfer.core.checkpoint import Checkpoint
+from minfer.core.config import ModelConfig
+from minfer.core.gpt2 import GPT2
+from minfer.core.hub import resolve
+from minfer.core.model import Transformer
+from minfer.core.shapes import RandomCheckpoint, is_random
+from minfer.core.tokenizer import Tokenizer, load_tokenizer
+
+
+def model_class(config: ModelConfig) -> type[Transformer] | type[GPT2]:
+    """The class that runs models of this architecture."""
+    return GPT2 if config.architecture == "GPT2LMHeadModel" else Transformer
+
+
+def open_model(model: str) -> tuple[Checkpoint | RandomCheckpoint, Tokenizer]:
+    """Checkpoint and tokenizer of "tiny", a folder, a pulled name or "random:<shape>". Raises `MinferError`."""
+    if is_random(model):
+        checkpoint = RandomCheckpoint(model)
+        return checkpoint, ByteTokenizer(checkpoint.config.vocab_size)
+    folder = resolve(model)
+    return Checkpoint(folder), load_tokenizer(folder)
+
+
+def skeleton(checkpoint: Checkpoint | RandomCheckpoint) -> nn.Module:
+    """The checkpoint's model without memory for its weights: parameters have shapes only (device `meta`)."""
+    import torch
+
+    with torch.device("meta"):
+        return model_class(checkpoint.config)(checkpoint.config)

@@ -1,0 +1,11 @@
+"""Phase 1, the basic loop: recompute everything at every step.
+
+Problem   A model maps tokens to the probabilities of the next one; a user wants text.
+Idea      Forward all tokens, take the last row of logits, draw a token, append it, repeat.
+Costs     Step t runs the model over all t tokens, so n tokens cost O(n²) forwards of one token.
+Loses     Always, except that it cannot be wrong: no state survives a step. It is the baseline and the oracle.
+"""
+
+from minfer.phase1.engine import Engine, EngineOptions
+
+__all__ = ["Engine", "EngineOptions"]

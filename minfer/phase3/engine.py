@@ -1,0 +1,46 @@
+"""Phase 3's change: `prepare` feeds only the tokens that the cache does not hold yet."""
+
+import torch
+
+from minfer.core.batch import ForwardBatch
+from minfer.core.sequence import Sequence
+from minfer.phase2 import Engine as Phase2Engine
+from minfer.phase2 import EngineOptions
+from minfer.phase3.kv_cache import KVCache
+
+__all__ = ["Engine", "EngineOptions"]
+
+
+class Engine(Phase2Engine):
+    """One request at a time, each token computed once."""
+
+    def allocate(self) -> None:
+        """An empty cache; it grows to the longest request seen, and is used again by the next."""
+        self.cache = KVCache(self.config, self.dtype, self.device.torch_device)
+        self.owner: Sequence | None = None
+
+    def admit(self, sequences: list[Sequence]) -> None:
+        """Give the cache to the sequence, empty and with room for its last token."""
+        (sequence,) = sequences
+        if self.owner is not None:
+            raise RuntimeError(f"request {self.owner.id} is still being streamed by this engine: finish or close it")
+        self.owner = sequence
+        super().admit(sequences)
+        self.cache.reserve(sequence.max_length)
+
+    def prepare(self, sequences: list[Sequence]) -> ForwardBatch:
+        """All of the prompt at first, then one token: whatever the cache does not hold."""
+        (sequence,) = sequences
+        start, end = sequence.num_cached, len(sequence.token_ids)
+        sequence.num_scheduled = end - start
+        device = self.device.torch_device
+        input_ids = torch.tensor(sequence.token_ids[start:], device=device)
+        positions = torch.arange(start, end, device=device)
+        last = torch.tensor([end - start - 1], device=device)
+        return ForwardBatch(input_ids, positions, self.cache.begin(positions), last, sequences)
+
+    def release(self, sequence: Sequence) -> None:
+        """The cache is free for the next request."""
+        super().release(sequence)
+        if self.owner is sequence:
+            self.owner = None

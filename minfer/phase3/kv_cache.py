@@ -1,0 +1,82 @@
+"""KVCache: keys and values of one sequence, contiguous, one pair of tensors per layer."""
+
+import torch
+from torch import Tensor
+
+from minfer.core.attention import Attention, LayerAttention, Visible, causal_mask
+from minfer.core.config import ModelConfig
+
+
+class KVCache:
+    """Room for `capacity` tokens. Invariant: slots 0 … end-1 hold the sequence's first `end` tokens after a step.
+
+    Memory: 2 · layers · capacity · kv_heads · head_dim · bytes. Heads are stored as the model makes them, unexpanded.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.config, self.dtype, self.device = config, dtype, device
+        self.capacity = 0
+        self.layers = [CachedAttention(self, window) for window in config.windows]
+        self.start = self.end = 0
+        self.masks: dict[int | None, Tensor | None] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
+
+    def reserve(self, capacity: int) -> None:
+        """Be empty, with room for `capacity` tokens; addresses stay as they are when there was enough room."""
+        self.start = self.end = 0
+        if capacity <= self.capacity:
+            return
+        self.capacity = capacity
+        shape = (capacity, self.config.num_kv_heads, self.config.head_dim)
+        for layer in self.layers:
+            layer.keys = layer.values = torch.empty(0)  # the old pair goes before the new one comes
+            layer.keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            layer.values = torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def begin(self, positions: Tensor) -> list[Attention]:
+        """Start a step that brings the tokens at `positions` `(T,)`, which follow those held; one attention per layer.
+
+        The masks of the step are made here, once for all layers of one window.
+        """
+        self.start, self.end = self.end, self.end + len(positions)
+        assert self.end <= self.capacity, f"{self.end} tokens in a cache for {self.capacity}"
+        held = torch.arange(self.end, device=positions.device)
+        for window in self.masks.keys() | set(self.config.windows):
+            self.masks[window] = self._mask(positions, held, window)
+        return list(self.layers)
+
+    def first_visible(self, window: int | None) -> int:
+        """The first slot that any query of the step can see."""
+        return 0 if window is None else max(0, self.start - window + 1)
+
+    def _mask(self, positions: Tensor, held: Tensor, window: int | None) -> Tensor | None:
+        if len(positions) == 1 or self.is_causal(window):  # one query sees all that is read
+            return None
+        return causal_mask(positions, held[self.first_visible(window) :], window)
+
+    def is_causal(self, window: int | None) -> bool:
+        """Whether the step's queries are all that is held, so that torch's own causal mask is the right one."""
+        return self.start == 0 and self.end > 1 and window is None
+
+
+class CachedAttention(LayerAttention):
+    """One layer of a `KVCache`: stores what comes in, shows all that is held within the window."""
+
+    keys: Tensor  # (capacity, n_kv_heads, head_dim)
+    values: Tensor
+
+    def __init__(self, cache: KVCache, window: int | None) -> None:
+        self.cache, self.window = cache, window
+        self.keys = self.values = torch.empty(0)
+
+    def update(self, k: Tensor, v: Tensor) -> Visible:
+        """Store k and v `(T, n_kv_heads, head_dim)` behind what is held; the tail of the buffer stays unseen."""
+        cache = self.cache
+        self.keys[cache.start : cache.end] = k
+        self.values[cache.start : cache.end] = v
+        seen = slice(cache.first_visible(self.window), cache.end)
+        return Visible(self.keys[seen], self.values[seen], cache.masks[self.window], cache.is_causal(self.window))
