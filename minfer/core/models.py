@@ -1,8 +1,8 @@
 """From the name of a model to what an engine needs of it: its checkpoint and its tokenizer."""
 
+import torch
 from torch import nn
 
-from minfer.core.byte_tokenizer import ByteTokenizer
 from minfer.core.checkpoint import Checkpoint
 from minfer.core.config import ModelConfig
 from minfer.core.gpt2 import GPT2
@@ -20,6 +20,8 @@ def model_class(config: ModelConfig) -> type[Transformer] | type[GPT2]:
 def open_model(model: str) -> tuple[Checkpoint | RandomCheckpoint, Tokenizer]:
     """Checkpoint and tokenizer of "tiny", a folder, a pulled name or "random:<shape>". Raises `MinferError`."""
     if is_random(model):
+        from minfer.core.byte_tokenizer import ByteTokenizer
+
         checkpoint = RandomCheckpoint(model)
         return checkpoint, ByteTokenizer(checkpoint.config.vocab_size)
     folder = resolve(model)
@@ -28,7 +30,5 @@ def open_model(model: str) -> tuple[Checkpoint | RandomCheckpoint, Tokenizer]:
 
 def skeleton(checkpoint: Checkpoint | RandomCheckpoint) -> nn.Module:
     """The checkpoint's model without memory for its weights: parameters have shapes only (device `meta`)."""
-    import torch
-
     with torch.device("meta"):
         return model_class(checkpoint.config)(checkpoint.config)

@@ -22,7 +22,7 @@ from minfer.core.logprobs import prompt_logprobs, record_logprobs
 from minfer.core.models import model_class, open_model
 from minfer.core.options import EngineOptions, make_options
 from minfer.core.prompts import PromptReader
-from minfer.core.sampling import sample
+from minfer.core.sampling import check_sampled, sample
 from minfer.core.sequence import Completion, FinishReason, Sequence, Status
 from minfer.core.tokenizer import Tokenizer
 
@@ -96,6 +96,8 @@ class Engine:
         for _ in self.run([sequence]):
             if piece := sequence.take_text():
                 yield piece
+        if piece := sequence.take_text():  # what only the end made certain
+            yield piece
 
     def sequences(self, prompts: Any, params: Any = None) -> list[Sequence]:
         """Checked sequences of the prompts, ready to `run`. Raises `RequestError`."""
@@ -158,6 +160,7 @@ class Engine:
     def commit(self, sequences: list[Sequence], token_ids: Tensor) -> None:
         """Read the tokens (the step's one transfer to the host), append them, apply the stop rules."""
         drawn = token_ids.tolist()
+        check_sampled(drawn)
         now = self.device.clock()
         for sequence, token_id in zip(sequences, drawn, strict=True):
             sequence.append(token_id, now)

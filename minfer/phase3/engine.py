@@ -16,17 +16,16 @@ class Engine(Phase2Engine):
 
     def allocate(self) -> None:
         """An empty cache; it grows to the longest request seen, and is used again by the next."""
-        self.cache = KVCache(self.config, self.dtype, self.device.torch_device)
-        self.owner: Sequence | None = None
+        self.cache: KVCache = KVCache(self.config, self.dtype, self.device.torch_device)
+        self.owners: list[Sequence] = []
 
     def admit(self, sequences: list[Sequence]) -> None:
-        """Give the cache to the sequence, empty and with room for its last token."""
-        (sequence,) = sequences
-        if self.owner is not None:
-            raise RuntimeError(f"request {self.owner.id} is still being streamed by this engine: finish or close it")
-        self.owner = sequence
+        """Give the cache to the sequences, empty and with room for their last tokens."""
+        if self.owners:
+            raise RuntimeError(f"request {self.owners[0].id} still streams from this engine: finish or close it first")
+        self.owners = list(sequences)
         super().admit(sequences)
-        self.cache.reserve(sequence.max_length)
+        self.cache.reserve(sequences)
 
     def prepare(self, sequences: list[Sequence]) -> ForwardBatch:
         """All of the prompt at first, then one token: whatever the cache does not hold."""
@@ -40,7 +39,7 @@ class Engine(Phase2Engine):
         return ForwardBatch(input_ids, positions, self.cache.begin(positions), last, sequences)
 
     def release(self, sequence: Sequence) -> None:
-        """The cache is free for the next request."""
+        """The cache is free for the next request once all its owners have let go."""
         super().release(sequence)
-        if self.owner is sequence:
-            self.owner = None
+        if sequence in self.owners:
+            self.owners.remove(sequence)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from minfer.core.attention import Attention, LayerAttention, Visible, causal_mask
 from minfer.core.config import ModelConfig
+from minfer.core.sequence import Sequence
 
 
 class KVCache:
@@ -25,8 +26,10 @@ class KVCache:
         """Bytes held."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
 
-    def reserve(self, capacity: int) -> None:
-        """Be empty, with room for `capacity` tokens; addresses stay as they are when there was enough room."""
+    def reserve(self, sequences: list[Sequence]) -> None:
+        """Be empty, with room for all tokens of the one sequence; addresses stay when there was enough room."""
+        (sequence,) = sequences
+        capacity = sequence.max_length
         self.start = self.end = 0
         if capacity <= self.capacity:
             return
