@@ -1,0 +1,55 @@
+"""Tokens that stand outside the vocabulary's own splitting of text: beginning, end, roles of a chat, …"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """One such token, as Hugging Face's files describe it.
+
+    A `special` one is a control token: text that spells it is not it, unless the caller asks for that. One that is not
+    special is an ordinary word that is always read as one token. `lstrip` and `rstrip` swallow the white space beside
+    it; `single_word` asks that no letter or digit touches it.
+    """
+
+    id: int
+    text: str
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+
+    @classmethod
+    def from_entry(cls, token_id: int, entry: Mapping[str, Any]) -> "AddedToken":
+        """From an entry of `added_tokens` (tokenizer.json) or of `added_tokens_decoder` (tokenizer_config.json)."""
+        flags = {name: bool(entry.get(name)) for name in ("special", "lstrip", "rstrip", "single_word")}
+        return cls(token_id, entry["content"], **flags)
+
+    @property
+    def pattern(self) -> str:
+        """A regular expression for where this token stands in a text."""
+        pattern = re.escape(self.text)
+        if self.single_word:
+            pattern = rf"(?<!\w){pattern}(?!\w)"
+        return (r"\s*" if self.lstrip else "") + pattern + (r"\s*" if self.rstrip else "")
+
+
+class TokenSplitter:
+    """Finds some added tokens in a text: the leftmost first, and of those that start together the longest."""
+
+    def __init__(self, tokens: Iterable[AddedToken]) -> None:
+        self.tokens = sorted((t for t in tokens if t.text), key=lambda t: len(t.text), reverse=True)
+        self._pattern = re.compile("|".join(f"({t.pattern})" for t in self.tokens) or "(?!)")
+
+    def split(self, text: str) -> list[str | int]:
+        """Text and token ids in turn: text (perhaps empty), id, text, …, id, text."""
+        segments: list[str | int] = []
+        end = 0
+        for match in self._pattern.finditer(text):
+            assert match.lastindex is not None
+            segments += [text[end : match.start()], self.tokens[match.lastindex - 1].id]
+            end = match.end()
+        return [*segments, text[end:]]

@@ -1,0 +1,118 @@
+"""TableTokenizer: what the two kinds of tokenizer files share, which is all but the splitting of text into tokens."""
+
+import operator
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from minfer.core.chat import ChatTemplate, Disguise, check_messages
+from minfer.core.errors import TokenizerError
+from minfer.core.special_tokens import AddedToken, TokenSplitter
+from minfer.core.stream_decoder import StreamDecoder, TokenBytes
+from minfer.core.tokenizer import Tokenizer
+
+
+class TableTokenizer(Tokenizer):
+    """A tokenizer that knows the bytes of each id (`TokenBytes`) and the spelling of each control token.
+
+    A subclass splits text (`encode_segments`). `prefix` and `suffix` are the ids that the files put around a text.
+    `head_size` is the number of ids that the model may give out (0: unknown); those past the vocabulary decode to "".
+    """
+
+    def __init__(
+        self,
+        *,
+        table: TokenBytes,
+        special: Iterable[AddedToken],
+        prefix: list[int],
+        suffix: list[int],
+        eos_token_ids: Iterable[int],
+        head_size: int,
+        chat_template: str | None,
+        names: Mapping[str, str | None],
+    ) -> None:
+        self._splitter = TokenSplitter(special)
+        self._prefix, self._suffix = prefix, suffix
+        self.vocab_size = len(table.inside)
+        self.bos_token_id = prefix[0] if prefix else None
+        self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
+        self.special_ids = frozenset(token.id for token in self._splitter.tokens)
+        self._table, self._visible = table, table.without(self.special_ids)
+        self._num_ids = max(self.vocab_size, head_size)
+        self._template_source = chat_template
+        self._template_names = {name: text for name, text in names.items() if text is not None}
+
+    @abstractmethod
+    def encode_segments(self, segments: Sequence[str | int]) -> list[int]:
+        """Token ids of text and control tokens in turn; text is text, whatever it spells."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
+        """See `Tokenizer.encode`."""
+        check_text(text, "the text")
+        ids = self.encode_segments(self._splitter.split(text) if parse_special else [text])
+        if add_special_tokens:
+            if ids[: len(self._prefix)] != self._prefix:
+                ids = self._prefix + ids
+            if self._suffix and ids[-len(self._suffix) :] != self._suffix:
+                ids = ids + self._suffix
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """See `Tokenizer.decode`."""
+        for position, token_id in enumerate(ids):
+            if not 0 <= self._checked(token_id, position) < self._num_ids:
+                raise TokenizerError(
+                    f"token id {token_id} at position {position} is outside the vocabulary of {self._num_ids} tokens"
+                )
+        return self.decode_after((), ids, skip_special_tokens=skip_special_tokens)
+
+    def decode_after(self, prompt_ids: Sequence[int], ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """See `Tokenizer.decode_after`."""
+        decoder = StreamDecoder(self._visible if skip_special_tokens else self._table, prompt_ids)
+        return decoder.push_all(ids) + decoder.finish()
+
+    def stream_decoder(self, prompt_ids: Sequence[int] = ()) -> StreamDecoder:
+        """See `Tokenizer.stream_decoder`."""
+        return StreamDecoder(self._visible, prompt_ids)
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        """See `Tokenizer.apply_chat_template`."""
+        check_messages(messages)
+        for i, message in enumerate(messages):
+            check_text(message["content"], f"messages[{i}]['content']")
+        disguise = Disguise(self._splitter.tokens, messages)
+        chat = self._chat_template.render(disguise.put_on(messages), add_generation_prompt=add_generation_prompt)
+        check_text(chat, "the chat")
+        segments = self._splitter.split(chat)
+        return self.encode_segments([disguise.take_off(s) if isinstance(s, str) else s for s in segments])
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate:
+        if self._template_source is None:
+            raise TokenizerError(
+                "this model has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): "
+                "it was not trained to chat, so give it plain text"
+            )
+        return ChatTemplate(self._template_source, self._template_names)
+
+    @staticmethod
+    def _checked(token_id: Any, position: int) -> int:
+        try:
+            return operator.index(token_id)
+        except TypeError as error:
+            kind = type(token_id).__name__
+            raise TokenizerError(f"token ids are integers, but position {position} holds a {kind}") from error
+
+
+def check_text(text: Any, what: str) -> None:
+    """Raise `TokenizerError` unless `text` is a string that UTF-8 can hold; `what` names it."""
+    if not isinstance(text, str):
+        raise TokenizerError(f"{what} must be a string, not a {type(text).__name__}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"{what} is not valid Unicode: character {error.start} is the lone surrogate "
+            f"U+{ord(text[error.start]):04X}; read it again with errors='replace'"
+        ) from error
