@@ -94,7 +94,7 @@ class Sequence:
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        self.error: str | None = None
+        self.error: Exception | None = None
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.timestamps = Timestamps(arrived)
@@ -166,7 +166,7 @@ class Sequence:
             prompt_logprobs=self.prompt_logprobs,
             timestamps=self.timestamps,
             index=self.index,
-            error=self.error,
+            error=f"{type(self.error).__name__}: {self.error}" if self.error else None,
         )
 
     def _add_text(self, text: str, may_stop: bool, now: float) -> None:
@@ -188,5 +188,3 @@ def sample_seed(seed: int | None, index: int) -> int:
     if index == 0:
         return seed
     return int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "little")
-
-

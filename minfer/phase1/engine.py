@@ -8,7 +8,7 @@ A later phase overrides the hooks that its optimisation is about, and nothing el
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ class Engine:
         """Take a model with the forward of `Transformer` and a `config`; without a tokenizer, prompts are token ids."""
         self.options = options or self.Options()
         self.device = Device.of(model, self.options.device)
-        self.config: ModelConfig = model.config
+        self.config = cast(ModelConfig, model.config)
         self.dtype = next((p.dtype for p in model.parameters()), torch.float32)
         self.context = min(self.options.context or self.config.context, self.config.context)
         self.tokenizer = tokenizer
@@ -119,11 +119,7 @@ class Engine:
     def admit(self, sequences: list[Sequence]) -> None:
         """Make room for sequences that are about to run."""
         for sequence in sequences:
-            sequence.timestamps.scheduled = self.device.clock()
-            if not sequence.finished:
-                sequence.status = Status.RUNNING
-            if sequence.params.prompt_logprobs is not None:
-                self.score(sequence)
+            self.start(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Give back what `admit` reserved; also after an error, and when a stream is closed early."""
@@ -166,6 +162,14 @@ class Engine:
             sequence.append(token_id, now)
 
     # ---- shared by the hooks -------------------------------------------------------------------------------------
+
+    def start(self, sequence: Sequence) -> None:
+        """Note that a sequence runs from now on; score its prompt if it asked for that."""
+        sequence.timestamps.scheduled = self.device.clock()
+        if not sequence.finished:
+            sequence.status = Status.RUNNING
+        if sequence.params.prompt_logprobs is not None:
+            self.score(sequence)
 
     def whole(self, token_ids: list[int], sequences: list[Sequence]) -> ForwardBatch:
         """A batch of all `token_ids`, attended without a cache; logits of the last row."""

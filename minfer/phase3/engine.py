@@ -1,5 +1,7 @@
 """Phase 3's change: `prepare` feeds only the tokens that the cache does not hold yet."""
 
+from typing import Any
+
 import torch
 
 from minfer.core.batch import ForwardBatch
@@ -16,7 +18,7 @@ class Engine(Phase2Engine):
 
     def allocate(self) -> None:
         """An empty cache; it grows to the longest request seen, and is used again by the next."""
-        self.cache: KVCache = KVCache(self.config, self.dtype, self.device.torch_device)
+        self.cache: Any = KVCache(self.config, self.dtype, self.device.torch_device)
         self.owners: list[Sequence] = []
 
     def admit(self, sequences: list[Sequence]) -> None:

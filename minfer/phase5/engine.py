@@ -1,0 +1,225 @@
+"""Phase 5's change: `run` hands the order of work to a scheduler, `prepare` makes one flat, ragged batch of it."""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from minfer.core.batch import ForwardBatch
+from minfer.core.errors import RequestError
+from minfer.core.options import at_least, option
+from minfer.core.sequence import FinishReason, Sequence
+from minfer.phase4 import BatchOptions
+from minfer.phase4 import Engine as Phase4Engine
+from minfer.phase5.block_allocator import BlockAllocator
+from minfer.phase5.paged_kv_cache import PagedKVCache, PagedStep, Segment
+from minfer.phase5.scheduler import Limits, Scheduler
+from minfer.phase5.state import debug_state
+
+
+@dataclass(frozen=True)
+class PagedOptions(BatchOptions):
+    """Phase 5's options."""
+
+    block_size: int = option(16, "tokens in a block of the KV cache")
+    num_blocks: int | None = option(None, "blocks in the pool; default: see memory_share")
+    memory_share: float = option(0.5, "most of the free memory that the pool may take, unless num_blocks is given")
+    token_budget: int = option(512, "most tokens in one step, decodes and prompt chunks together")
+    chunk_size: int | None = option(None, "most tokens of one prompt in one step; default: the token budget")
+    share_prefixes: bool = option(True, "whether requests that begin alike share the blocks of that beginning")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, "block_size", 1)
+        at_least(self, "token_budget", self.max_batch)
+        for name in ("num_blocks", "chunk_size"):
+            if getattr(self, name) is not None:
+                at_least(self, name, 1)
+        if not 0 < self.memory_share <= 1:
+            raise RequestError(f"memory_share = {self.memory_share}: give a number above 0 and at most 1")
+
+
+class Engine(Phase4Engine):
+    """Requests join and leave at any step, from any thread; their keys and values live in pages."""
+
+    Options = PagedOptions
+    options: PagedOptions
+
+    def allocate(self) -> None:
+        """The pool, the queues, and a lock: one step at a time, whoever calls it."""
+        options = self.options
+        blocks = options.num_blocks or self.blocks_that_fit()
+        self.cache = PagedKVCache(self.config, blocks, options.block_size, self.dtype, self.device.torch_device)
+        chunk = options.chunk_size or options.token_budget
+        limits = Limits(options.block_size, options.max_batch, options.token_budget, chunk, options.share_prefixes)
+        self.scheduler = Scheduler(BlockAllocator(blocks), limits)
+        self.inbox: deque[Sequence] = deque()
+        self.stepping = threading.RLock()
+
+    def blocks_that_fit(self) -> int:
+        """Blocks for `max_batch` requests of 2048 tokens and for one of the whole context, if memory allows."""
+        size = self.options.block_size
+        tokens = max(self.context, self.options.max_batch * min(self.context, 2048))
+        room = int(self.device.free_memory() * self.options.memory_share)
+        fitting = room // PagedKVCache.block_bytes(self.config, size, self.dtype)
+        return max(1, min(-(-tokens // size), fitting))
+
+    # ---- requests come and go ------------------------------------------------------------------------------------
+
+    def sequences(self, prompts: Any, params: Any = None) -> list[Sequence]:
+        """As before; a request that could never fit the pool is refused here."""
+        made = super().sequences(prompts, params)
+        for sequence in made:
+            needed = self.scheduler.blocks_for(sequence.max_length - 1)  # the last token is never fed
+            if needed > self.cache.num_blocks and not sequence.finished:
+                raise RequestError(
+                    f"prompt of {sequence.num_prompt} and answer of up to {sequence.max_length - sequence.num_prompt} "
+                    f"tokens need {needed} blocks, the pool has {self.cache.num_blocks}: lower max_tokens, or load "
+                    f"with num_blocks={needed}"
+                )
+        return made
+
+    def submit(self, prompt: Any, params: Any = None) -> Sequence:
+        """Queue one request and return at once; from any thread. It advances with each `step`."""
+        made = self.sequences([prompt], params)
+        if len(made) > 1:
+            raise RequestError(f"submit takes one sample, not n = {len(made)}: use generate, or submit n times")
+        self.inbox.append(made[0])
+        return made[0]
+
+    def abort(self, request_id: int) -> bool:
+        """Take a request back, whatever its state; from any thread, between steps. False: not known, or finished."""
+        with self.stepping:
+            self._take_in()
+            for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
+                if sequence.id == request_id:
+                    sequence.finish(FinishReason.ABORT, self.device.clock())
+                    self.release(sequence)
+                    return True
+        return False
+
+    def admit(self, sequences: list[Sequence]) -> None:
+        """The scheduler has made room already."""
+        for sequence in sequences:
+            self.start(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Free the sequence's blocks and its place in the queues."""
+        self.scheduler.release(sequence)
+
+    # ---- the order of work ---------------------------------------------------------------------------------------
+
+    def run(self, sequences: list[Sequence]) -> Iterator[list[Sequence]]:
+        """Step until these are finished; others that were submitted advance too."""
+        try:
+            self.admit([sequence for sequence in sequences if sequence.finished])  # max_tokens = 0
+            self.inbox.extend(sequence for sequence in sequences if not sequence.finished)
+            own = {sequence.id for sequence in sequences}
+            while not all(sequence.finished for sequence in sequences):
+                yield [sequence for sequence in self.step() if sequence.id in own]
+        finally:
+            for sequence in sequences:
+                self.abort(sequence.id)
+        failures = [sequence.error for sequence in sequences if sequence.error is not None]
+        if failures and len(failures) == len(sequences):
+            raise failures[0]
+
+    def step(self) -> list[Sequence]:
+        """Schedule, execute. Returns the sequences that got a token or failed; none if there was nothing to do.
+
+        A step that raises is undone and its requests are run one by one, so that only the culprit fails: it ends with
+        `abort` and its `error`.
+        """
+        with self.stepping:
+            self._take_in()
+            self.scheduled = self.scheduler.schedule()
+            if not self.scheduled:
+                return []
+            try:
+                self.admit([sequence for sequence in self.scheduled if sequence.timestamps.scheduled is None])
+                advanced = self.execute(self.scheduled)
+            except Exception as error:
+                advanced = self._fail(error)
+            except BaseException:
+                self.scheduler.roll_back(self.scheduled)
+                raise
+            for sequence in advanced:
+                self.scheduler.clear(sequence)
+            for sequence in self.scheduled:
+                if sequence.finished:
+                    self.release(sequence)
+            return advanced
+
+    def _take_in(self) -> None:
+        while self.inbox:
+            self.scheduler.add(self.inbox.popleft())
+
+    def _fail(self, error: Exception) -> list[Sequence]:
+        """A step has raised: end its request if there was only one, else find the culprit."""
+        self.scheduler.roll_back(self.scheduled)
+        if len(self.scheduled) > 1:
+            return []
+        (sequence,) = self.scheduled
+        sequence.error = error
+        sequence.finish(FinishReason.ABORT, self.device.clock())
+        return [sequence]
+
+    # ---- a step --------------------------------------------------------------------------------------------------
+
+    def prepare(self, sequences: list[Sequence]) -> ForwardBatch:
+        """One flat batch: first the rows of single tokens, then the longer chunks, one behind the other."""
+        decodes = [sequence for sequence in sequences if sequence.num_scheduled == 1]
+        chunks = [sequence for sequence in sequences if sequence.num_scheduled > 1]
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        rows: list[int] = []
+        drawing: list[Sequence] = []
+        for sequence in decodes + chunks:
+            end = sequence.num_cached + sequence.num_scheduled
+            token_ids += sequence.token_ids[sequence.num_cached : end]
+            positions += range(sequence.num_cached, end)
+            slots += self.slots(sequence)
+            if end == len(sequence.token_ids):  # else the prompt goes on in the next step: nothing to draw yet
+                rows.append(len(token_ids) - 1)
+                drawing.append(sequence)
+        flat = torch.tensor([token_ids, positions, slots], device=self.device.torch_device)
+        step = self.paged_step(decodes, chunks, flat[1], flat[2])
+        return ForwardBatch(
+            flat[0], flat[1], self.cache.begin(step), torch.tensor(rows, device=flat.device, dtype=torch.int64), drawing
+        )
+
+    def slots(self, sequence: Sequence) -> list[int]:
+        """Where the pool takes the sequence's scheduled tokens."""
+        size, table = self.cache.block_size, self.scheduler.tables[sequence.id]
+        span = range(sequence.num_cached, sequence.num_cached + sequence.num_scheduled)
+        return [table[position // size] * size + position % size for position in span]
+
+    def paged_step(
+        self, decodes: list[Sequence], chunks: list[Sequence], positions: torch.Tensor, slots: torch.Tensor
+    ) -> PagedStep:
+        """Tables, masks and segments of the flat batch; `positions` and `slots` are int64 `(N,)`."""
+        cache, device = self.cache, self.device.torch_device
+        tables = [self.scheduler.tables[sequence.id] for sequence in decodes]
+        width = max((len(table) for table in tables), default=0)
+        padded = [table + [cache.scratch] * (width - len(table)) for table in tables]
+        segments: list[Segment] = []
+        first = len(decodes)
+        for sequence in chunks:
+            rows = slice(first, first + sequence.num_scheduled)
+            table = torch.tensor(self.scheduler.tables[sequence.id], device=device) if sequence.num_cached else None
+            segments.append(cache.segment(rows, positions[rows], table))
+            first = rows.stop
+        return PagedStep(
+            slots,
+            torch.tensor(padded, device=device, dtype=torch.int64),
+            cache.decode_masks(positions[: len(decodes)], width * cache.block_size) if decodes else {},
+            segments,
+        )
+
+    def debug_state(self) -> dict[str, Any]:
+        """What the scheduler and the pool hold now, as plain JSON values; see `state.debug_state`."""
+        return debug_state(self.scheduler, getattr(self, "scheduled", []))

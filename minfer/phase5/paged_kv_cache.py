@@ -1,0 +1,124 @@
+"""PagedKVCache: keys and values of all requests in one pool of blocks per layer, found through block tables.
+
+Slot s of the pool is token s % block_size of block s // block_size. Writes go by `slots`, reads by `tables`.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from minfer.core.attention import Attention, Visible, attend, causal_mask
+from minfer.core.config import ModelConfig
+
+
+@dataclass
+class Segment:
+    """A prompt, or a chunk of one, in the flat batch."""
+
+    rows: slice  # of the flat batch
+    table: Tensor | None  # int64 (blocks,): what is visible; None: only what the segment itself brings
+    masks: dict[int | None, Tensor | None] = field(default_factory=dict)  # by window, (T, S)
+
+
+@dataclass
+class PagedStep:
+    """What one step needs of the pool; made once, read by every layer. The decode rows come first."""
+
+    slots: Tensor  # int64 (N,): where each token's key and value are stored
+    tables: Tensor  # int64 (decodes, blocks): block ids, filled up with the scratch block
+    masks: dict[int | None, Tensor]  # by window, bool (decodes, 1, 1, blocks * block_size)
+    segments: list[Segment]
+
+
+class PagedKVCache:
+    """A zeroed pool of `num_blocks` blocks, and one scratch block behind them that takes what must go nowhere.
+
+    Zeroed, because 0 · NaN is NaN: what a mask hides must still be finite.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.config, self.num_blocks, self.block_size = config, num_blocks, block_size
+        self.scratch = num_blocks
+        shape = (num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
+        self.layers = [
+            PagedAttention(
+                self,
+                torch.zeros(shape, dtype=dtype, device=device),
+                torch.zeros(shape, dtype=dtype, device=device),
+                window,
+            )
+            for window in config.windows
+        ]
+        self.step: PagedStep
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pool."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
+
+    @staticmethod
+    def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+        """Bytes of one block over all layers: 2 · layers · block_size · kv_heads · head_dim · bytes."""
+        return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+    def begin(self, step: PagedStep) -> list[Attention]:
+        """Start a step; one attention per layer."""
+        self.step = step
+        return list(self.layers)
+
+    def decode_masks(self, positions: Tensor, width: int) -> dict[int | None, Tensor]:
+        """By window, which of `width` gathered slots each decode row at `positions` `(B,)` sees: `(B, 1, 1, width)`."""
+        slots = torch.arange(width, device=positions.device)
+        return {w: causal_mask(positions[:, None], slots, w).unsqueeze(1) for w in set(self.config.windows)}
+
+    def segment(self, rows: slice, positions: Tensor, table: Tensor | None) -> Segment:
+        """A chunk at `positions` `(T,)`, whose sequence's blocks are `table`; None if it starts its sequence."""
+        held = positions if table is None else torch.arange(len(table) * self.block_size, device=positions.device)
+        masks = {
+            window: None if table is None and window is None else causal_mask(positions, held, window)
+            for window in set(self.config.windows)
+        }
+        return Segment(rows, table, masks)
+
+
+class PagedAttention:
+    """One layer of a `PagedKVCache`."""
+
+    def __init__(self, cache: PagedKVCache, keys: Tensor, values: Tensor, window: int | None) -> None:
+        self.cache, self.window = cache, window
+        self.keys, self.values = keys, values  # (num_blocks + 1, block_size, n_kv_heads, head_dim)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store the step's keys and values, then attend: first the decode rows together, then each segment.
+
+        q `(N, n_heads, head_dim)`, k and v `(N, n_kv_heads, head_dim)`. All is stored before anything is read, so a
+        request may share a block that another fills in this very step.
+        """
+        step = self.cache.step
+        self.keys.flatten(0, 1).index_copy_(0, step.slots, k)
+        self.values.flatten(0, 1).index_copy_(0, step.slots, v)
+        decodes = len(step.tables)
+        parts = [self.decode(q[:decodes], step)] if decodes else []
+        parts += [self.prefill(q[s.rows], k[s.rows], v[s.rows], s) for s in step.segments]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def decode(self, q: Tensor, step: PagedStep) -> Tensor:
+        """One query per request: q `(B, n_heads, head_dim)` over the blocks of its table, gathered."""
+        keys, values = self.gather(step.tables)
+        return attend(q.unsqueeze(1), Visible(keys, values, step.masks[self.window])).squeeze(1)
+
+    def prefill(self, q: Tensor, k: Tensor, v: Tensor, segment: Segment) -> Tensor:
+        """A segment's queries `(T, n_heads, head_dim)` over its own keys, or over its blocks if some came earlier."""
+        mask = segment.masks[self.window]
+        if segment.table is None:
+            return attend(q, Visible(k, v, mask, is_causal=mask is None))
+        return attend(q, Visible(*self.gather(segment.table), mask))
+
+    def gather(self, tables: Tensor) -> tuple[Tensor, Tensor]:
+        """The blocks of `tables` `(*, blocks)` end to end: keys, values `(*, blocks * block_size, n_kv_heads, D)`."""
+        lead = (*tables.shape[:-1], -1, *self.keys.shape[2:])
+        flat = tables.flatten()
+        return self.keys.index_select(0, flat).view(lead), self.values.index_select(0, flat).view(lead)

@@ -1,0 +1,186 @@
+"""Scheduler: which requests advance in the next step, by how many tokens, and whose memory that takes.
+
+Policy: first come, first served. Running requests come before waiting ones; of the running, each gets one token, or a
+chunk of what it has yet to compute, within the token budget. When blocks run out, the request that came last gives
+its blocks back and computes again later (preemption by recompute). So the oldest request always advances, and no
+trace can spin.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from minfer.core.sequence import Sequence, Status
+from minfer.phase5.block_allocator import BlockAllocator, Content, chain
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one step may do."""
+
+    block_size: int
+    max_batch: int
+    token_budget: int  # tokens of one step; at least max_batch, so that every running request gets its one
+    chunk_size: int  # tokens of one request in one step
+    share_prefixes: bool
+
+
+class Scheduler:
+    """Owns the queues and the block tables.
+
+    Invariants: `running` then `waiting` is in order of arrival; a sequence has a table exactly while it runs; its table
+    has the blocks of its first `num_cached + num_scheduled` tokens.
+    """
+
+    def __init__(self, allocator: BlockAllocator, limits: Limits) -> None:
+        self.allocator, self.limits, self.block_size = allocator, limits, limits.block_size
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.tables: dict[int, list[int]] = {}
+        self.contents: dict[int, list[Content]] = {}  # of each known sequence's full blocks
+        self.suspects: list[Sequence] = []
+        self.preemptions = 0
+        self.shared_tokens = 0
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a request at the end of the queue."""
+        self.waiting.append(sequence)
+
+    def schedule(self) -> list[Sequence]:
+        """The next step's sequences, each with `num_scheduled` set and its blocks in place."""
+        if self.suspects:
+            return self._isolate(self.suspects[0])
+        scheduled: list[Sequence] = []
+        budget = self.limits.token_budget
+        for place, sequence in enumerate(list(self.running)):
+            behind = len(self.running) - place - 1
+            if sequence.status is Status.RUNNING and self._grow(sequence, budget - behind):  # else: preempted
+                scheduled.append(sequence)
+                budget -= sequence.num_scheduled
+        while self.waiting and budget > 0 and len(self.running) < self.limits.max_batch:
+            if not self._start(self.waiting[0], budget):
+                break
+            scheduled.append(self.running[-1])
+            budget -= self.running[-1].num_scheduled
+        return scheduled
+
+    def release(self, sequence: Sequence) -> None:
+        """Forget a sequence wherever it is, and free its blocks; harmless if it is not known."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        if sequence in self.suspects:
+            self.suspects.remove(sequence)
+        self._free(sequence)
+        self.contents.pop(sequence.id, None)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence's blocks; it goes back to the head of the queue, keeps its tokens, computes again."""
+        self.running.remove(sequence)
+        self._free(sequence)
+        sequence.status = Status.WAITING
+        sequence.num_cached = sequence.num_scheduled = 0
+        self.waiting.appendleft(sequence)
+        self.preemptions += 1
+
+    def roll_back(self, scheduled: list[Sequence]) -> None:
+        """A step has failed: nothing that it wrote may be believed, and each of its requests is run alone next."""
+        for sequence in scheduled:
+            for block in self.tables.get(sequence.id, ()):
+                self.allocator.forget(block)
+        self._preempt_all()  # those included that shared what was not written
+        self.suspects = [sequence for sequence in scheduled if not sequence.finished]
+
+    def clear(self, sequence: Sequence) -> None:
+        """A suspect has drawn a token alone: it was not the culprit."""
+        if sequence in self.suspects:
+            self.suspects.remove(sequence)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def _isolate(self, sequence: Sequence) -> list[Sequence]:
+        """Only `sequence`, with the pool to itself, so that a failure names its culprit."""
+        if self.running != [sequence]:
+            self._preempt_all()
+            self.waiting.remove(sequence)
+            self.waiting.appendleft(sequence)
+            self._start(sequence, self.limits.token_budget)
+        else:
+            self._grow(sequence, self.limits.token_budget)
+        return [sequence]
+
+    def _preempt_all(self) -> None:
+        for sequence in reversed(self.running[:]):
+            self.preempt(sequence)
+
+    def _grow(self, sequence: Sequence, budget: int) -> bool:
+        """Schedule a running sequence; preempt those that came later until it has its blocks. False: it had to go."""
+        count = self._chunk(sequence, budget)
+        table = self.tables[sequence.id]
+        missing = self.blocks_for(sequence.num_cached + count) - len(table)
+        while missing > self.allocator.num_free:
+            last = self.running[-1]
+            self.preempt(last)
+            if last is sequence:
+                return False
+        table += [self.allocator.allocate() for _ in range(missing)]
+        self._schedule(sequence, count)
+        return True
+
+    def _start(self, sequence: Sequence, budget: int) -> bool:
+        """Admit the head of the queue if there are blocks for all that it has to compute."""
+        shared = self._shared_prefix(sequence)
+        missing = self.blocks_for(len(sequence.token_ids)) - len(shared)
+        if missing > self.allocator.num_free:
+            for block in reversed(shared):
+                self.allocator.release(block)
+            return False
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        sequence.status = Status.RUNNING
+        sequence.num_cached = len(shared) * self.block_size
+        self.shared_tokens += sequence.num_cached
+        count = self._chunk(sequence, budget)
+        missing = self.blocks_for(sequence.num_cached + count) - len(shared)
+        self.tables[sequence.id] = shared + [self.allocator.allocate() for _ in range(missing)]
+        self._schedule(sequence, count)
+        return True
+
+    def _shared_prefix(self, sequence: Sequence) -> list[int]:
+        """Blocks that hold the sequence's first tokens already; never all of them: one token at least is computed."""
+        shared: list[int] = []
+        if self.limits.share_prefixes:
+            full = (len(sequence.token_ids) - 1) // self.block_size
+            for content in self._contents(sequence, full):
+                block = self.allocator.share(content)
+                if block is None:
+                    break
+                shared.append(block)
+        return shared
+
+    def _chunk(self, sequence: Sequence, budget: int) -> int:
+        return min(len(sequence.token_ids) - sequence.num_cached, self.limits.chunk_size, budget)
+
+    def _schedule(self, sequence: Sequence, count: int) -> None:
+        """Note the step's tokens, and publish the blocks that it fills: all layers store before they read."""
+        sequence.num_scheduled = count
+        if self.limits.share_prefixes:
+            first, full = sequence.num_cached // self.block_size, (sequence.num_cached + count) // self.block_size
+            table, contents = self.tables[sequence.id], self._contents(sequence, full)
+            for index in range(first, full):
+                self.allocator.publish(table[index], contents[index])
+
+    def _contents(self, sequence: Sequence, full: int) -> list[Content]:
+        """What the sequence's first `full` blocks hold."""
+        contents = self.contents.setdefault(sequence.id, [])
+        while len(contents) < full:
+            start = len(contents) * self.block_size
+            tokens = sequence.token_ids[start : start + self.block_size]
+            contents.append(chain(contents[-1].digest if contents else b"", tokens))
+        return contents[:full]
+
+    def _free(self, sequence: Sequence) -> None:
+        for block in reversed(self.tables.pop(sequence.id, [])):  # the end of a prefix is forgotten before its start
+            self.allocator.release(block)
