@@ -10,6 +10,7 @@ Only safetensors files are read: a header of JSON, then raw numbers, so nothing 
 
 import re
 import warnings
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,36 +50,48 @@ class LoadableModel(Protocol):
 
 
 @dataclass(frozen=True)
-class StoredTensor:
-    """One parameter of a model, where and how it is stored; `shape` is the model's, after transposition."""
+class TensorSource(ABC):
+    """Where the values of one parameter come from; `shape` is the model's, `dtype` the one they are kept in."""
 
     name: str
-    file: Path
-    name_in_file: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    transposed: bool = False
 
     @property
     def nbytes(self) -> int:
-        """Its bytes in the file."""
+        """Its bytes in `dtype`."""
         return prod(self.shape) * self.dtype.itemsize
 
     def read(self, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """A fresh, contiguous tensor of `shape` that owns its memory, in `dtype` (default: as stored)."""
+        """A fresh, contiguous tensor of `shape` that owns its memory, in `dtype` (default: our own)."""
         destination = torch.empty(self.shape, dtype=dtype or self.dtype, device=device)
         self.read_into(destination)
         return destination
 
+    @abstractmethod
     def read_into(self, destination: Tensor) -> None:
-        """Copy the values into `destination`, which has our shape; its dtype and device are kept.
+        """Copy the values into `destination`, which has our shape; its dtype and device are kept."""
 
-        Beside the destination this takes no memory of the process if the dtype is the stored one, and at most one
-        tensor otherwise. Raises `CheckpointError` on another shape, or if the file has changed since it was planned.
-        """
+    def check_shape(self, destination: Tensor) -> None:
+        """Raise `CheckpointError` unless `destination` has our shape."""
         if destination.shape != self.shape:
-            there = tuple(destination.shape)
-            raise CheckpointError(f"{self.name} has shape {self.shape} in {self.file.name}, the destination {there}")
+            raise CheckpointError(f"{self.name} has shape {self.shape}, its destination {tuple(destination.shape)}")
+
+
+@dataclass(frozen=True)
+class StoredTensor(TensorSource):
+    """A parameter in a safetensors file; `shape` is the model's, that is after transposition."""
+
+    file: Path
+    name_in_file: str
+    transposed: bool = False
+
+    def read_into(self, destination: Tensor) -> None:
+        """Copy the values; beside the destination this takes at most one tensor's memory, none within a CPU.
+
+        Raises `CheckpointError` on another shape, or if the file has changed since it was planned.
+        """
+        self.check_shape(destination)
         with self.mapped() as values, torch.no_grad():
             destination.copy_(values)
 
@@ -133,7 +146,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.folder} stores only {', '.join(numbers) or 'nothing'}: not a float model")
         return DTYPES[usable[0]]
 
-    def plan(self, model: LoadableModel) -> dict[str, StoredTensor]:
+    def plan(self, model: LoadableModel) -> dict[str, TensorSource]:
         """Where each of `model.named_parameters()` is stored, by the parameter's name.
 
         `model` is a `Transformer` or a `GPT2` of this checkpoint's config; its parameters, which may be on `meta`, are
@@ -145,7 +158,7 @@ class Checkpoint:
         self._refuse_quantised(entries)
         stored_as = _stored_names(model, entries)
         self._refuse_misfits(model, entries, stored_as)
-        plan = {}
+        plan: dict[str, TensorSource] = {}
         for name, file_names in stored_as.items():
             first, *copies = (_stored(model, name, entries[file_name]) for file_name in file_names)
             for copy in copies:
@@ -202,7 +215,7 @@ def _shape_in_file(model: LoadableModel, name: str, parameter: Tensor) -> tuple[
 def _stored(model: LoadableModel, name: str, entry: FileEntry) -> StoredTensor:
     transposed = model.stored_transposed(name)
     shape = entry.shape[::-1] if transposed else entry.shape
-    return StoredTensor(name, entry.file, entry.name, shape, DTYPES[entry.dtype], transposed)
+    return StoredTensor(name, shape, DTYPES[entry.dtype], entry.file, entry.name, transposed)
 
 
 def _refuse_unequal(first: StoredTensor, copy: StoredTensor) -> None:

@@ -10,6 +10,7 @@ Source of the format: the GGUF specification and llama.cpp's `convert_hf_to_gguf
 import json
 from collections.abc import Callable
 from pathlib import Path
+from stat import S_IMODE
 from typing import Any
 
 import numpy as np
@@ -44,15 +45,12 @@ Progress = Callable[[float], None]
 def convert_gguf(source: Path, folder: Path, on_progress: Progress = lambda fraction: None) -> None:
     """Write the model in `source` to the existing `folder`; `on_progress` is told the fraction done, 0 to 1.
 
-    Raises `CheckpointError` for a damaged file and for what this converter does not know (architecture, tokenizer,
-    tensor names), `MissingExtra` without the `gguf` package. Needs the float32 weights' size in memory.
+    Raises `CheckpointError` for what this converter does not know (architecture, tokenizer, tensor names) and
+    `MissingExtra` without the `gguf` package. Needs the float32 weights' size in memory.
     """
     gguf = require("gguf", extra="gguf", purpose="reading GGUF files")
-    try:
-        reader = gguf.GGUFReader(source)
-        facts = {name: field.contents() for name, field in reader.fields.items()}
-    except (ValueError, IndexError, KeyError) as error:
-        raise CheckpointError(f"{source.name} is not a readable GGUF file: {error}; download it again") from error
+    reader = gguf.GGUFReader(source)
+    facts = {name: field.contents() for name, field in reader.fields.items()}
     _check_supported(facts, source)
     tied = all(tensor.name != "output.weight" for tensor in reader.tensors)
     _write_json(folder / "config.json", model_config(facts, tied))
@@ -174,6 +172,7 @@ def _write_weights(tensors: list[Any], facts: dict[str, Any], path: Path, on_pro
         weights[file_name(tensor.name)] = _dequantised(tensor, facts)
         on_progress((i + 1) / len(tensors))
     save_file(weights, path, metadata={"format": "pt"})
+    path.chmod(S_IMODE((path.parent / "config.json").stat().st_mode))  # safetensors makes it private to the user
 
 
 def _dequantised(tensor: Any, facts: dict[str, Any]) -> Tensor:

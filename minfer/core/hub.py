@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minfer.core.errors import CheckpointError
+from minfer.core.published import SHAPES
 
 EMBEDDED = "tiny"
+RANDOM = "random:"
 PULLABLE = "smollm2"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -85,8 +87,6 @@ def _named_folder(name: str) -> Path | None:
 
 
 def _unknown(name: str) -> str:
-    from minfer.core.shapes import RANDOM, SHAPES
-
     if name.startswith(RANDOM):
         return f"{name} has no folder: it is made of random weights, not read from files"
     names = [model.name for model in installed()]
