@@ -43,14 +43,13 @@ class JsonTokenizer(TableTokenizer):
             raise TokenizerError(f"{path} is not what the package tokenizers reads: {error}") from error
         self._check_ids(tokens, path)
         ids = vocabulary | {token.text: token.id for token in tokens}
-        eos = files.id_of("eos_token", ids)
         prefix, suffix = files.frame(ids, *self._post_processor_frame(vocabulary))
         super().__init__(
             table=decoder.table(_spellings(ids)),
             special=(token for token in tokens if token.special),
             prefix=prefix,
             suffix=suffix,
-            eos_token_ids=[*([] if eos is None else [eos]), *files.end_ids],
+            eos_token_ids=files.end_tokens(ids),
             head_size=files.head_size,
             chat_template=files.chat_template,
             names=files.named,
@@ -143,17 +142,20 @@ def _respelled(data: Mapping[str, Any], tokens: Iterable[AddedToken], private: M
 
 
 def _respelled_model(model: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
-    """The vocabulary with the new spellings, and without merges that would put an old one together from plain text."""
+    """The vocabulary with the new spellings, and without merges that would put an old one together from plain text.
+
+    A spelling of one character stays beside the new one: text that holds this character has no other token for it.
+    """
     vocab = model["vocab"]
-    changed = dict(model)
     if isinstance(vocab, list):
-        changed["vocab"] = [[renamed.get(spelling, spelling), score] for spelling, score in vocab]
-    else:
-        changed["vocab"] = {renamed.get(spelling, spelling): i for spelling, i in vocab.items()}
-    if renamed.keys() & _vocabulary(model).keys() and "merges" in model:
+        return {**model, "vocab": [[renamed.get(spelling, spelling), score] for spelling, score in vocab]}
+    gone = {text for text in renamed if text in vocab and len(text) > 1}
+    changed = dict(model, vocab={text: i for text, i in vocab.items() if text not in gone})
+    changed["vocab"].update({new: vocab[text] for text, new in renamed.items() if text in vocab})
+    if gone and "merges" in model:
         pairs = (pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model["merges"])
-        changed["merges"] = [[a, b] for a, b in pairs if not renamed.keys() & {a, b, a + b}]
-    if model.get("unk_token") in renamed:
+        changed["merges"] = [[a, b] for a, b in pairs if gone.isdisjoint((a, b, a + b))]
+    if model.get("unk_token") in gone:
         changed["unk_token"] = renamed[model["unk_token"]]
     return changed
 

@@ -9,15 +9,13 @@ from pathlib import Path
 from sentencepiece import SentencePieceProcessor
 
 from minfer.core.errors import TokenizerError
+from minfer.core.sentencepiece_proto import with_control_pieces, without_dummy_prefix
 from minfer.core.special_tokens import AddedToken, TokenSplitter
 from minfer.core.stream_decoder import EACH_BYTE, TokenBytes
 from minfer.core.table_tokenizer import TableTokenizer
 from minfer.core.tokenizer_files import TokenizerFiles, read_bytes
 
 SPACE = "▁"
-NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
-"""`normalizer_spec { add_dummy_prefix: false }` of sentencepiece_model.proto: protobuf messages that are joined
-override each other field by field."""
 
 
 class SentencePieceTokenizer(TableTokenizer):
@@ -35,19 +33,19 @@ class SentencePieceTokenizer(TableTokenizer):
         except RuntimeError as error:
             raise TokenizerError(f"{path} is not a SentencePiece model: {error}") from error
         files = TokenizerFiles.from_folder(folder)
-        files = replace(files, named={**self._own_names(), **files.named})
+        files = replace(files, named={**self._own_names(), **files.named}, add_bos=files.add_bos is not False)
         tokens = self._all_tokens(files)
-        ids = {token.text: token.id for token in tokens}
-        bos, eos = files.id_of("bos_token", ids), files.id_of("eos_token", ids)
-        prefix, suffix = files.frame(ids, [] if bos is None else [bos], [])
-        self._legacy = files.legacy
+        self._take_from_text(token for token in tokens if token.special)
         self._words = TokenSplitter(token for token in tokens if not token.special)
+        self._legacy = files.legacy
+        ids = {token.text: token.id for token in tokens}
+        prefix, suffix = files.frame(ids, [], [])
         super().__init__(
             table=self._token_bytes(tokens),
             special=(token for token in tokens if token.special),
             prefix=prefix,
             suffix=suffix,
-            eos_token_ids=[*([] if eos is None else [eos]), *files.end_ids],
+            eos_token_ids=files.end_tokens(ids),
             head_size=files.head_size,
             chat_template=files.chat_template,
             names=files.named,
@@ -67,7 +65,20 @@ class SentencePieceTokenizer(TableTokenizer):
 
     @cached_property
     def _processor_without_prefix(self) -> SentencePieceProcessor:
-        return SentencePieceProcessor(model_proto=self._proto + NO_DUMMY_PREFIX)
+        return SentencePieceProcessor(model_proto=without_dummy_prefix(self._proto))
+
+    def _take_from_text(self, special: Iterable[AddedToken]) -> None:
+        """Keep SentencePiece from splitting text into pieces that only the files beside it call control tokens.
+
+        A single character stays: text that holds it has no other piece for it.
+        """
+        model = self._processor
+        size = model.get_piece_size()
+        ids = {t.id for t in special if t.id < size and len(t.text) > 1}
+        ids = {i for i in ids if not (model.is_control(i) or model.is_unknown(i))}
+        if ids:
+            self._proto = with_control_pieces(self._proto, ids)
+            self._processor = SentencePieceProcessor(model_proto=self._proto)
 
     def _own_names(self) -> dict[str, str]:
         model = self._processor

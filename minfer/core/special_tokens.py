@@ -5,6 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from minfer.core.errors import TokenizerError
+
+MOST_IDS = 2**24
+"""More than any vocabulary has: a larger id in a file is damage, and would cost gigabytes of table."""
+
 
 @dataclass(frozen=True)
 class AddedToken:
@@ -25,6 +30,10 @@ class AddedToken:
     @classmethod
     def from_entry(cls, token_id: int, entry: Mapping[str, Any]) -> "AddedToken":
         """From an entry of `added_tokens` (tokenizer.json) or of `added_tokens_decoder` (tokenizer_config.json)."""
+        if type(token_id) is not int or not 0 <= token_id < MOST_IDS:
+            raise TokenizerError(
+                f"the added token {entry['content']!r} has the id {token_id!r}: ids are integers below {MOST_IDS}"
+            )
         flags = {name: bool(entry.get(name)) for name in ("special", "lstrip", "rstrip", "single_word")}
         return cls(token_id, entry["content"], **flags)
 

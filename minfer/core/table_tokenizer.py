@@ -14,10 +14,11 @@ from minfer.core.tokenizer import Tokenizer
 
 
 class TableTokenizer(Tokenizer):
-    """A tokenizer that knows the bytes of each id (`TokenBytes`) and the spelling of each control token.
+    """A tokenizer that knows the bytes of each id and the spelling of each control token; a subclass splits text.
 
-    A subclass splits text (`encode_segments`). `prefix` and `suffix` are the ids that the files put around a text.
-    `head_size` is the number of ids that the model may give out (0: unknown); those past the vocabulary decode to "".
+    `special` are the control tokens, `prefix` and `suffix` the ids that go around a text, `names` the variables of the
+    chat template ("bos_token", …). `head_size` is the number of ids that the model may give out (0: unknown); those
+    past the vocabulary decode to "".
     """
 
     def __init__(

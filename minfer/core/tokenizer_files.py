@@ -10,7 +10,7 @@ from typing import Any
 from minfer.core.errors import MinferError, TokenizerError
 from minfer.core.special_tokens import AddedToken
 
-LISTS_OF_SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
+GROUPS_OF_SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 
 
 def read_bytes(path: Path) -> bytes:
@@ -77,8 +77,10 @@ class TokenizerFiles:
             merged = {**token_map, **config}
             named = {key: _spelling(value) for key, value in merged.items() if _is_name(key, value)}
             special = {text for text in named.values() if text}
-            for key in LISTS_OF_SPECIAL_TOKENS:
-                special.update(text for text in map(_spelling, merged.get(key) or ()) if text)
+            for key in GROUPS_OF_SPECIAL_TOKENS:
+                group = merged.get(key) or ()
+                spellings = map(_spelling, group.values() if isinstance(group, dict) else group)
+                special.update(text for text in spellings if text)
             return cls(
                 named=named,
                 special=frozenset(special),
@@ -104,6 +106,11 @@ class TokenizerFiles:
                 f"the {name} is {text!r}, which is not in the vocabulary: correct tokenizer_config.json"
             )
         return ids[text]
+
+    def end_tokens(self, ids: Mapping[str, int]) -> list[int]:
+        """All ids that end a text: the eos_token, then those of generation_config.json, then those of config.json."""
+        eos = self.id_of("eos_token", ids)
+        return [*([] if eos is None else [eos]), *self.end_ids]
 
     def frame(self, ids: Mapping[str, int], prefix: list[int], suffix: list[int]) -> tuple[list[int], list[int]]:
         """The ids around a text: as add_bos_token and add_eos_token say, else `prefix` and `suffix`."""
