@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minfer.core.config_keys import DEFAULTS, GPT2_NAMES, HARMLESS, HONOURED, NEUTRAL
+from minfer.core.config_keys import DEFAULTS, GPT2_NAMES, HARMLESS, HONOURED, MODEL_TYPES, NEUTRAL, NULLABLE
 from minfer.core.errors import ConfigError, MinferWarning
 from minfer.core.rope import RopeConfig
 
@@ -70,12 +70,12 @@ class ModelConfig:
         """Check the facts of a `config.json` and bring them under our names. Raises `ConfigError`."""
         architecture = _architecture(facts)
         _refuse_what_would_change_the_result(architecture, facts)
-        facts = {**DEFAULTS[architecture], **{k: v for k, v in facts.items() if v is not None}}
+        facts = {**DEFAULTS[architecture], **{k: v for k, v in facts.items() if v is not None or k in NULLABLE}}
         if architecture == "GPT2LMHeadModel":
-            facts = {GPT2_NAMES.get(key, key): value for key, value in facts.items()}
+            facts = _under_llama_names(facts)
         sizes = _sizes(facts)
+        context = _integer(facts, "max_position_embeddings")
         rope = None if architecture == "GPT2LMHeadModel" else RopeConfig.from_facts(facts, sizes["head_dim"])
-        context = _positive(facts, "max_position_embeddings")
         bias = _biases(architecture, facts)
         return cls(
             architecture=architecture,
@@ -97,14 +97,19 @@ class ModelConfig:
 
 
 def _architecture(facts: Mapping[str, Any]) -> str:
-    names = facts.get("architectures") or []
-    by_type = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "gpt2": "GPT2LMHeadModel"}
-    by_type |= {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-    name = names[0] if names else by_type.get(facts.get("model_type", ""), facts.get("model_type"))
-    if name not in DEFAULTS:
+    names = facts.get("architectures")
+    kind = facts.get("model_type")
+    name = names[0] if isinstance(names, list) and names else MODEL_TYPES.get(str(kind), kind)
+    if not isinstance(name, str) or name not in DEFAULTS:
         supported = ", ".join(DEFAULTS)
         raise ConfigError(f"architecture {name!r} is not supported; minfer runs {supported}")
     return name
+
+
+def _under_llama_names(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """GPT-2's facts under the names that the Llama family uses; its MLP is four times as wide as hidden by default."""
+    renamed = {GPT2_NAMES.get(key, key): value for key, value in facts.items()}
+    return {"intermediate_size": 4 * _integer(renamed, "hidden_size"), **renamed}
 
 
 def _refuse_what_would_change_the_result(architecture: str, facts: Mapping[str, Any]) -> None:
@@ -119,22 +124,22 @@ def _refuse_what_would_change_the_result(architecture: str, facts: Mapping[str, 
 
 
 def _sizes(facts: Mapping[str, Any]) -> dict[str, int]:
-    hidden = _positive(facts, "hidden_size")
-    heads = _positive(facts, "num_attention_heads")
-    kv_heads = _positive(facts, "num_key_value_heads") if "num_key_value_heads" in facts else heads
+    hidden = _integer(facts, "hidden_size")
+    heads = _integer(facts, "num_attention_heads")
+    kv_heads = heads if facts.get("num_key_value_heads") is None else _integer(facts, "num_key_value_heads")
     if heads % kv_heads:
         raise ConfigError(f"{heads} query heads cannot share {kv_heads} key/value heads: not a multiple")
-    if "head_dim" not in facts and hidden % heads:
+    has_head_dim = facts.get("head_dim") is not None
+    if not has_head_dim and hidden % heads:
         raise ConfigError(f"hidden_size {hidden} is not a multiple of {heads} heads and head_dim is not given")
-    intermediate = facts.get("intermediate_size", 4 * hidden)
     return {
-        "vocab_size": _positive(facts, "vocab_size"),
+        "vocab_size": _integer(facts, "vocab_size"),
         "hidden_size": hidden,
-        "intermediate_size": _positive({"intermediate_size": intermediate}, "intermediate_size"),
-        "num_layers": _positive(facts, "num_hidden_layers"),
+        "intermediate_size": _integer(facts, "intermediate_size"),
+        "num_layers": _integer(facts, "num_hidden_layers"),
         "num_heads": heads,
         "num_kv_heads": kv_heads,
-        "head_dim": _positive(facts, "head_dim") if "head_dim" in facts else hidden // heads,
+        "head_dim": _integer(facts, "head_dim") if has_head_dim else hidden // heads,
     }
 
 
@@ -155,16 +160,17 @@ def _windows(architecture: str, facts: Mapping[str, Any], num_layers: int) -> tu
         window = None
     if window is None or architecture in ("LlamaForCausalLM", "GPT2LMHeadModel"):
         return (None,) * num_layers
-    window = _positive(facts, "sliding_window")
+    window = _integer(facts, "sliding_window")
     types = facts.get("layer_types")
     if types is None:
-        first = facts.get("max_window_layers", 0) if architecture.startswith("Qwen") else 0
+        first = _integer(facts, "max_window_layers", 0) if architecture.startswith("Qwen") else 0
         return tuple(window if layer >= first else None for layer in range(num_layers))
-    if len(types) != num_layers:
-        raise ConfigError(f"layer_types has {len(types)} entries for {num_layers} layers")
-    unknown = set(types) - {"sliding_attention", "full_attention"}
-    if unknown:
-        raise ConfigError(f"layer type {unknown.pop()!r} is not supported: sliding_attention or full_attention")
+    if not isinstance(types, list) or len(types) != num_layers:
+        count = f"{len(types)} entries" if isinstance(types, list) else repr(types)
+        raise ConfigError(f"layer_types has {count} for {num_layers} layers: one per layer is needed")
+    for kind in types:
+        if kind not in ("sliding_attention", "full_attention"):
+            raise ConfigError(f"layer type {kind!r} is not supported: sliding_attention or full_attention")
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
@@ -175,12 +181,10 @@ def _activation(facts: Mapping[str, Any]) -> str:
     return name
 
 
-def _positive(facts: Mapping[str, Any], key: str) -> int:
-    value = facts.get(key)
-    if value is None:
-        raise ConfigError(f"{key} is missing")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{key} = {value!r} is not a positive integer")
+def _integer(facts: Mapping[str, Any], key: str, least: int = 1) -> int:
+    value = facts[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{key} = {value!r} is not an integer of at least {least}")
     return value
 
 
@@ -199,8 +203,8 @@ def _flag(facts: Mapping[str, Any], key: str) -> bool:
 
 
 def _ids(facts: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    value = facts.get(key, ())
-    ids = tuple(value) if isinstance(value, list | tuple) else (value,)
+    value = facts.get(key)
+    ids = tuple(value) if isinstance(value, list) else () if value is None else (value,)
     if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
         raise ConfigError(f"{key} = {value!r} is not a token id or a list of them")
     return ids

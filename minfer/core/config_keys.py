@@ -35,6 +35,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "intermediate_size": 14336,
         "num_key_value_heads": 8,
         "max_position_embeddings": 131072,
+        "sliding_window": 4096,
     },
     "Qwen2ForCausalLM": _QWEN,
     "Qwen3ForCausalLM": {**_QWEN, "head_dim": 128},
@@ -52,6 +53,18 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 """Architecture -> what an absent key means. Its keys are the architectures that minfer runs."""
+
+MODEL_TYPES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+}
+"""`model_type` -> architecture, for files that do not name theirs."""
+
+NULLABLE = {"bos_token_id", "eos_token_id", "head_dim", "num_key_value_heads", "sliding_window"}
+"""Keys whose null says something: none at all, or as many as follow from the others. Elsewhere null is absent."""
 
 GPT2_NAMES = {
     "n_positions": "max_position_embeddings",
@@ -82,13 +95,14 @@ _LLAMA_LIKE = _COMMON | {
     "rope_parameters",
     "original_max_position_embeddings",
 }
-_SLIDING = {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
+_SLIDING = {"sliding_window", "layer_types"}
+_QWEN_SLIDING = _SLIDING | {"use_sliding_window", "max_window_layers"}
 
 HONOURED: dict[str, set[str]] = {
     "LlamaForCausalLM": _LLAMA_LIKE,
     "MistralForCausalLM": _LLAMA_LIKE | _SLIDING,
-    "Qwen2ForCausalLM": _LLAMA_LIKE | _SLIDING,
-    "Qwen3ForCausalLM": _LLAMA_LIKE | _SLIDING,
+    "Qwen2ForCausalLM": _LLAMA_LIKE | _QWEN_SLIDING,
+    "Qwen3ForCausalLM": _LLAMA_LIKE | _QWEN_SLIDING,
     "GPT2LMHeadModel": _COMMON | GPT2_NAMES.keys() | set(GPT2_NAMES.values()),
 }
 

@@ -1,4 +1,4 @@
-"""Device: the only door to the hardware. Every phase runs on a CPU through it, and tests put a simulated one in its place.
+"""Device: the only door to the hardware. Every phase runs on a CPU through it, and tests put a simulated one there.
 
 Nothing else in minfer calls `torch.cuda`.
 """

@@ -6,6 +6,7 @@ Llama 3.1's wavelength bands, with the parameter names of `rope_parameters` in c
 """
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minfer.core.errors import ConfigError
+from minfer.core.errors import ConfigError, MinferWarning
 
 SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn")
+PARAMETERS = {
+    *("rope_theta", "rope_type", "type", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
+    *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+    "truncate",
+}
+BLOCK = 2048
 
 
 @dataclass(frozen=True)
@@ -38,36 +45,42 @@ class RopeConfig:
         """Read `rope_theta` and `rope_scaling` / `rope_parameters` of a config.json. Raises `ConfigError`."""
         if head_dim % 2:
             raise ConfigError(f"head_dim {head_dim} is odd: rotary embedding turns pairs of channels")
-        nested = {**(facts.get("rope_parameters") or {}), **(facts.get("rope_scaling") or {})}
-        if any(isinstance(value, dict) for value in nested.values()):
-            raise ConfigError("rope_parameters per layer type are not supported: one set for all layers")
+        nested = _nested(facts)
         scaling = nested.get("rope_type") or nested.get("type") or "default"
         if scaling not in SCALINGS:
             raise ConfigError(f"RoPE scaling {scaling!r} is not supported; minfer has {', '.join(SCALINGS)}")
-        if nested.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ConfigError("partial_rotary_factor other than 1 is not supported: it would change the result")
-        context = facts["max_position_embeddings"]
-        original = nested.get("original_max_position_embeddings")
-        if scaling != "dynamic":
-            original = facts.get("original_max_position_embeddings") or original
-        theta = _positive(nested, "rope_theta", facts.get("rope_theta") or 10000.0)
-        factor = _factor(nested, scaling, context, original)
-        return cls(
-            theta=theta,
+        original = _original_context(facts, nested, scaling)
+        factor = _factor(nested, scaling, facts["max_position_embeddings"] / original)
+        rope = cls(
+            theta=_positive(nested, "rope_theta", _positive(facts, "rope_theta", 10000.0)),
             scaling=scaling,
             factor=factor,
-            original_context=int(original or context) if scaling != "dynamic" else context,
+            original_context=original,
             low_freq_factor=_positive(nested, "low_freq_factor", 1.0, required=scaling == "llama3"),
             high_freq_factor=_positive(nested, "high_freq_factor", 4.0, required=scaling == "llama3"),
             beta_fast=_positive(nested, "beta_fast", 32.0),
             beta_slow=_positive(nested, "beta_slow", 1.0),
             attention_factor=_attention_factor(nested, factor) if scaling == "yarn" else 1.0,
-            truncate=nested.get("truncate", True),
+            truncate=nested.get("truncate") is not False,
         )
+        rope._refuse_empty_ranges()
+        return rope
+
+    def _refuse_empty_ranges(self) -> None:
+        """What the formulas divide by must not be zero, nor of the wrong sign."""
+        for above, below in (("theta", 1.0), ("high_freq_factor", self.low_freq_factor), ("beta_fast", self.beta_slow)):
+            if getattr(self, above) <= below:
+                raise ConfigError(f"RoPE parameter {above} = {getattr(self, above)} is not above {below}")
 
     def context(self, stated: int) -> int:
-        """The longest sequence: dynamic scaling exists to go past the stated one by its factor."""
-        return int(stated * self.factor) if self.scaling == "dynamic" else stated
+        """The longest sequence, where `max_position_embeddings` is `stated`.
+
+        Published files state with `linear` and `dynamic` what is stretched, with `llama3` what it is stretched to, and
+        with `yarn` either.
+        """
+        if self.scaling in ("linear", "dynamic"):
+            return int(stated * self.factor)
+        return max(stated, int(self.original_context * self.factor)) if self.scaling == "yarn" else stated
 
     def inverse_frequencies(self, head_dim: int) -> Tensor:
         """Angle per position of each channel pair, float64 `(head_dim / 2,)`."""
@@ -103,19 +116,24 @@ class RopeConfig:
         return head_dim * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
 
     def table(self, head_dim: int, positions: int, dtype: torch.dtype) -> Tensor:
-        """Cosines and sines of positions 0 … positions-1, computed in float64: `(positions, 2, head_dim)`.
+        """Cosines and sines of positions 0 … positions-1, computed in float64: `(positions, 2, head_dim)` on the CPU.
 
         The sines of the first half of the channels are negated, as `rotate` wants them. A position's row depends on
-        that position alone, so cached keys never go stale.
+        that position alone, so cached keys never go stale. Made some rows at a time, to need no memory beside itself.
         """
-        steps = torch.arange(positions, dtype=torch.float64, device="cpu")[:, None]
+        table = torch.empty(positions, 2, head_dim, dtype=dtype, device="cpu")
+        for start, rows in zip(range(0, positions, BLOCK), table.split(BLOCK), strict=True):
+            steps = torch.arange(start, start + len(rows), dtype=torch.float64, device="cpu")[:, None]
+            angles = self._angles(steps, head_dim)
+            cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
+            rows.copy_(torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)], dim=1))
+        return table
+
+    def _angles(self, steps: Tensor, head_dim: int) -> Tensor:
+        """Of positions `(P, 1)` the angle of each channel pair, `(P, head_dim / 2)`."""
         if self.scaling == "dynamic":
-            angles = steps * self._dynamic(steps + 1, head_dim)
-        else:
-            angles = steps * self.inverse_frequencies(head_dim)
-        cos, sin = angles.cos(), angles.sin()
-        rows = torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)], dim=1)
-        return (rows * self.attention_factor).to(dtype)
+            return steps * self._dynamic(steps + 1, head_dim)
+        return steps * self.inverse_frequencies(head_dim)
 
     def _dynamic(self, length: Tensor, head_dim: int) -> Tensor:
         """Dynamic NTK: the base grows with the length `(positions, 1)` past the original context.
@@ -143,12 +161,35 @@ def _exponents(head_dim: int) -> Tensor:
     return torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim
 
 
-def _factor(nested: Mapping[str, Any], scaling: str, context: int, original: int | None) -> float:
+def _nested(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The object of rotary facts: `rope_scaling`, the older name, replaces `rope_parameters` where both are given."""
+    nested = facts.get("rope_scaling") or facts.get("rope_parameters") or {}
+    if not isinstance(nested, dict):
+        raise ConfigError(f"rope_scaling or rope_parameters is {nested!r}, not an object of rotary parameters")
+    if any(isinstance(value, dict) for value in nested.values()):
+        raise ConfigError("rope_parameters per layer type are not supported: one set for all layers")
+    if nested.get("partial_rotary_factor") not in (None, 1):
+        raise ConfigError("partial_rotary_factor other than 1 is not supported: it would change the result")
+    for key in nested.keys() - PARAMETERS:
+        message = f"rope_parameters: {key!r} is unknown to minfer and ignored; if it matters, the answers will be wrong"
+        warnings.warn(message, MinferWarning, stacklevel=5)
+    return nested
+
+
+def _original_context(facts: Mapping[str, Any], nested: Mapping[str, Any], scaling: str) -> int:
+    """The context before it was stretched; beside the object it comes first, as Phi-3's files have it."""
+    stated = facts["max_position_embeddings"]
+    if scaling == "dynamic":
+        return stated
+    key = "original_max_position_embeddings"
+    return int(_positive(facts, key, _positive(nested, key, stated)))
+
+
+def _factor(nested: Mapping[str, Any], scaling: str, ratio: float) -> float:
+    """How much longer the context is made; `ratio` is the stated context over the original one."""
     if scaling == "default":
         return 1.0
-    if scaling == "yarn" and nested.get("factor") is None and original:
-        return context / original
-    factor = _positive(nested, "factor", 1.0, required=True)
+    factor = _positive(nested, "factor", ratio, required=scaling != "yarn" or ratio == 1)
     if factor < 1:
         raise ConfigError(f"RoPE factor {factor} is below 1: scalings stretch the context")
     return factor
