@@ -44,7 +44,7 @@ def resolve(model: str | Path) -> Path:
     if folder is not None:
         return folder
     path = Path(model).expanduser()
-    if path.is_dir():
+    if str(model) and path.is_dir():  # Path("") would be the current folder
         return path
     if path.is_file():
         raise CheckpointError(f"{path} is a file: give the folder that holds it and its config.json")
@@ -90,9 +90,9 @@ def _unknown(name: str) -> str:
     if name.startswith(RANDOM):
         return f"{name} has no folder: it is made of random weights, not read from files"
     names = [model.name for model in installed()]
-    candidates = [*names, PULLABLE, *(RANDOM + shape for shape in SHAPES)]
-    close = difflib.get_close_matches(name, candidates, n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    candidates = {*names, PULLABLE, *(RANDOM + shape for shape in SHAPES)}
+    close = difflib.get_close_matches(name, sorted(candidates), n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(close)}?" if close else "."
     pull = name if "/" in name and NAME.fullmatch(name) else PULLABLE
     return (
         f"no model {name!r}: it is neither a folder nor a name known here ({', '.join(names) or 'none yet'}){hint} "

@@ -36,7 +36,7 @@ def random_config(model: str) -> ModelConfig:
     facts = SHAPES.get(ALIASES.get(shape, shape))
     if facts is None:
         close = difflib.get_close_matches(shape, [*SHAPES, *ALIASES], n=3, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        hint = f"; did you mean {' or '.join(close)}?" if close else "."
         raise CheckpointError(f"no shape {shape!r} for {RANDOM}<shape>{hint} There are {', '.join(SHAPES)}")
     return ModelConfig.from_dict(facts)
 

@@ -89,7 +89,7 @@ class TestWeights:
         checkpoint = RandomCheckpoint("random:gpt2")
         plan = checkpoint.plan(skeleton(checkpoint))
         assert (plan["ln_f.weight"].read() == 1).all()
-        assert plan["h.3.attn.c_attn.bias"].read().abs().max() > 0.01
+        assert 0.01 < plan["h.3.attn.c_attn.bias"].read().abs().max() < 0.2
 
     def test_values_depend_on_seed_and_name_only(self):
         reference = RandomTensor("a.weight", (30, 20), torch.float32, seed=1).read()
