@@ -1,4 +1,4 @@
-"""Chats to text: a model's own Jinja template, sandboxed, and a disguise for control tokens that messages spell."""
+"""Chats to text: a model's own Jinja template, sandboxed, and masks for control tokens that messages spell."""
 
 import json
 import re
@@ -12,12 +12,13 @@ from minfer.core.errors import TokenizerError
 from minfer.core.extras import require
 from minfer.core.special_tokens import AddedToken
 
-PRIVATE_USE = range(0xF0000, 0xFFFFE)
-"""Code points that Unicode leaves without a meaning (plane 15)."""
+MASKS = range(0x1D800, 0x1DA00)
+"""SignWriting symbols. Like the "<" of most control tokens they are visible, have no case and belong to no word, so
+that a template's filters treat them alike."""
 
 
 def check_messages(messages: Any) -> None:
-    """Raise `TokenizerError` unless `messages` is a list of dicts with the strings `role` and `content`."""
+    """Raise `TokenizerError` unless `messages` is a list of dicts that have a `role` and a `content`."""
     if not isinstance(messages, list | tuple):
         raise TokenizerError(f"messages must be a list of dicts, not a {type(messages).__name__}")
     if not messages:
@@ -28,27 +29,23 @@ def check_messages(messages: Any) -> None:
         for key in ("role", "content"):
             if key not in message:
                 raise TokenizerError(f"messages[{i}] has no {key!r}: its keys are {sorted(map(str, message))}")
-            if not isinstance(message[key], str):
-                kind = type(message[key]).__name__
-                raise TokenizerError(f"messages[{i}][{key!r}] must be a string, not a {kind}")
 
 
 class Disguise:
     """Keeps what a message spells from being taken for what the template writes.
 
-    Wherever one of `tokens` begins in a message, its first character is put in a disguise: a private character that
-    occurs nowhere in the messages. After the template has run, the control tokens that are still spelled in full are
-    the template's own; then the disguise comes off. A template sees each message at its right length, and sees it as
-    it is unless it spells a control token.
+    Wherever one of `tokens` begins in a message, its first character is masked: by a symbol that occurs nowhere in the
+    messages. After the template has run, the control tokens that are spelled in full are the template's own; then the
+    masks come off. A template sees each message at its right length, and as it is unless it spells a control token.
     """
 
     def __init__(self, tokens: Iterable[AddedToken], messages: Any) -> None:
         spellings = [token.text for token in tokens]
         faces = sorted({text[0] for text in spellings})
         taken = set("".join(_strings(messages)))
-        masks = list(islice((chr(code) for code in PRIVATE_USE if chr(code) not in taken), len(faces)))
+        masks = list(islice((chr(code) for code in MASKS if chr(code) not in taken), len(faces)))
         if len(masks) < len(faces):
-            raise TokenizerError("the messages use every private character of Unicode: leave some of them out")
+            raise TokenizerError("the messages use all SignWriting symbols, and minfer needs one that they do not use")
         self._mask = dict(zip(faces, masks, strict=True))
         self._unmask = str.maketrans(dict(zip(masks, faces, strict=True)))
         either = "|".join(map(re.escape, spellings)) or "(?!)"

@@ -41,7 +41,7 @@ class JsonTokenizer(TableTokenizer):
             self._library = tokenizers.Tokenizer.from_str(spelled)
         except Exception as error:  # the package raises nothing narrower
             raise TokenizerError(f"{path} is not what the package tokenizers reads: {error}") from error
-        self._check_ids(tokens, path)
+        self._check_ids(tokens, vocabulary, path)
         ids = vocabulary | {token.text: token.id for token in tokens}
         prefix, suffix = files.frame(ids, *self._post_processor_frame(vocabulary))
         super().__init__(
@@ -65,13 +65,12 @@ class JsonTokenizer(TableTokenizer):
         except Exception as error:  # a vocabulary without bytes and without an unknown token
             raise TokenizerError(f"tokenizer.json cannot encode this text: {error}") from error
 
-    def _check_ids(self, tokens: Iterable[AddedToken], path: Path) -> None:
+    def _check_ids(self, tokens: Iterable[AddedToken], vocabulary: Mapping[str, int], path: Path) -> None:
         for token in tokens:
-            found = self._library.token_to_id(self._private.get(token.id, token.text))
+            found = vocabulary.get(token.text, self._library.token_to_id(self._private.get(token.id, token.text)))
             if found != token.id:
                 raise TokenizerError(
-                    f"{path}: the added token {token.text!r} says that its id is {token.id}, "
-                    f"but the vocabulary before it leads to {found}"
+                    f"{path}: the added token {token.text!r} has the id {token.id}, but by the vocabulary it is {found}"
                 )
 
     def _post_processor_frame(self, words: Iterable[str]) -> tuple[list[int], list[int]]:
@@ -118,7 +117,7 @@ def _private_spellings(ids: Iterable[int]) -> dict[int, str]:
     return {i: f"\ufdd0{secret}{i:x}\ufdd1" for i in ids}
 
 
-def _respelled(data: Mapping[str, Any], tokens: Iterable[AddedToken], private: Mapping[int, str]) -> dict[str, Any]:
+def _respelled(data: Mapping[str, Any], tokens: Sequence[AddedToken], private: Mapping[int, str]) -> dict[str, Any]:
     """The file with `private` spellings of control tokens, and with nothing that cuts or pads a text."""
     renamed = {token.text: private[token.id] for token in tokens if token.special}
     normalized = {entry["content"]: entry["normalized"] for entry in data.get("added_tokens") or []}
@@ -134,24 +133,27 @@ def _respelled(data: Mapping[str, Any], tokens: Iterable[AddedToken], private: M
     ]
     return {
         **data,
-        "model": _respelled_model(data["model"], renamed),
+        "model": _respelled_model(data["model"], tokens, renamed),
         "added_tokens": added,
         "truncation": None,
         "padding": None,
     }
 
 
-def _respelled_model(model: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+def _respelled_model(
+    model: Mapping[str, Any], tokens: Iterable[AddedToken], renamed: Mapping[str, str]
+) -> dict[str, Any]:
     """The vocabulary with the new spellings, and without merges that would put an old one together from plain text.
 
     A spelling of one character stays beside the new one: text that holds this character has no other token for it.
+    All added tokens are entered, so that the package does not number them by the size of the vocabulary.
     """
     vocab = model["vocab"]
     if isinstance(vocab, list):
         return {**model, "vocab": [[renamed.get(spelling, spelling), score] for spelling, score in vocab]}
     gone = {text for text in renamed if text in vocab and len(text) > 1}
     changed = dict(model, vocab={text: i for text, i in vocab.items() if text not in gone})
-    changed["vocab"].update({new: vocab[text] for text, new in renamed.items() if text in vocab})
+    changed["vocab"].update({renamed.get(token.text, token.text): token.id for token in tokens})
     if gone and "merges" in model:
         pairs = (pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model["merges"])
         changed["merges"] = [[a, b] for a, b in pairs if gone.isdisjoint((a, b, a + b))]

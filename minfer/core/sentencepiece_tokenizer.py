@@ -29,9 +29,9 @@ class SentencePieceTokenizer(TableTokenizer):
         path = folder / "tokenizer.model"
         self._proto = read_bytes(path)
         try:
-            self._processor = SentencePieceProcessor(model_proto=self._proto)
+            self._processor = _load(self._proto)
         except RuntimeError as error:
-            raise TokenizerError(f"{path} is not a SentencePiece model: {error}") from error
+            raise TokenizerError(f"{path} is not a SentencePiece model, or it is damaged: fetch it again") from error
         files = TokenizerFiles.from_folder(folder)
         files = replace(files, named={**self._own_names(), **files.named}, add_bos=files.add_bos is not False)
         tokens = self._all_tokens(files)
@@ -65,7 +65,7 @@ class SentencePieceTokenizer(TableTokenizer):
 
     @cached_property
     def _processor_without_prefix(self) -> SentencePieceProcessor:
-        return SentencePieceProcessor(model_proto=without_dummy_prefix(self._proto))
+        return _load(without_dummy_prefix(self._proto))
 
     def _take_from_text(self, special: Iterable[AddedToken]) -> None:
         """Keep SentencePiece from splitting text into pieces that only the files beside it call control tokens.
@@ -78,7 +78,7 @@ class SentencePieceTokenizer(TableTokenizer):
         ids = {i for i in ids if not (model.is_control(i) or model.is_unknown(i))}
         if ids:
             self._proto = with_control_pieces(self._proto, ids)
-            self._processor = SentencePieceProcessor(model_proto=self._proto)
+            self._processor = _load(self._proto)
 
     def _own_names(self) -> dict[str, str]:
         model = self._processor
@@ -121,3 +121,9 @@ class SentencePieceTokenizer(TableTokenizer):
             return 0
         space = model.piece_to_id(SPACE)
         return math.inf if model.decode([space, space]) == "" else 1
+
+
+def _load(model: bytes) -> SentencePieceProcessor:
+    processor = SentencePieceProcessor()
+    processor.LoadFromSerializedProto(model)
+    return processor

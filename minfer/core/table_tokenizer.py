@@ -61,6 +61,7 @@ class TableTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""
+        ids = list(ids)
         for position, token_id in enumerate(ids):
             if not 0 <= self._checked(token_id, position) < self._num_ids:
                 raise TokenizerError(
@@ -81,7 +82,8 @@ class TableTokenizer(Tokenizer):
         """See `Tokenizer.apply_chat_template`."""
         check_messages(messages)
         for i, message in enumerate(messages):
-            check_text(message["content"], f"messages[{i}]['content']")
+            for key in ("role", "content"):
+                check_text(message[key], f"messages[{i}][{key!r}]")
         disguise = Disguise(self._splitter.tokens, messages)
         chat = self._chat_template.render(disguise.put_on(messages), add_generation_prompt=add_generation_prompt)
         check_text(chat, "the chat")
