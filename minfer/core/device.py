@@ -35,7 +35,7 @@ class Device(ABC):
             name = "cuda" if torch.cuda.is_available() else "cpu"
         try:
             device = torch.device(name)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:
             raise DeviceError(f"device {name!r} is unknown: use auto, cpu, cuda or cuda:N") from error
         if device.type == "cpu":
             return CPU()

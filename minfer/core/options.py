@@ -21,13 +21,19 @@ def option(default: Any, help: str) -> Any:
 class EngineOptions:
     """What every engine can be told."""
 
-    device: Any = option("auto", "where the model lives: auto, cpu, cuda, cuda:N")
+    device: Any = option("auto", "where the model lives: auto, cpu, cuda, cuda:N")  # noqa: RUF009 (it is a field)
     dtype: str = option("auto", "weights: auto, float64, float32, float16, bfloat16")
     context: int | None = option(None, "longest sequence in tokens, prompt and answer; default: the model's")
 
     def __post_init__(self) -> None:
         if self.context is not None:
             at_least(self, "context", 2)
+
+    def context_within(self, limit: int) -> int:
+        """The longest sequence for a model of `limit` positions. Raises `OptionsError` where more was asked for."""
+        if self.context is not None and self.context > limit:
+            raise OptionsError(f"context = {self.context}: the model has {limit} positions: give at most that")
+        return self.context or limit
 
 
 def at_least(options: EngineOptions, name: str, least: int) -> None:

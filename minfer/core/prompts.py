@@ -5,27 +5,27 @@ these is several prompts.
 """
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
-from minfer.core.errors import RequestError
+from minfer.core.errors import RequestError, TokenizerError
 from minfer.core.params import SamplingParams
 from minfer.core.sequence import Sequence
 from minfer.core.tokenizer import Tokenizer
 
-Prompt = str | list[int] | list[dict[str, Any]]
+KINDS = "a prompt is a string, a list of token ids or of chat messages"
 
 
 def split_prompts(prompts: Any) -> list[Any]:
-    """One prompt or several -> a list of prompts."""
+    """One prompt or several -> a list of prompts. Raises `RequestError` for what is neither."""
     if isinstance(prompts, str):
         return [prompts]
-    if not isinstance(prompts, list | tuple):
-        raise RequestError(f"a prompt is a string, a list of token ids or of chat messages, not {_kind(prompts)}")
-    if prompts and all(_is_id(item) for item in prompts):
-        return [list(prompts)]
-    if prompts and all(isinstance(item, Mapping) for item in prompts):
-        return [list(prompts)]
-    return list(prompts)
+    if isinstance(prompts, list | tuple):
+        if all(isinstance(item, str | list | tuple) for item in prompts):
+            return list(prompts)
+        if all(_is_id(item) for item in prompts) or all(isinstance(item, Mapping) for item in prompts):
+            return [list(prompts)]
+    raise RequestError(f"{KINDS}, or a list of prompts, not {_kind(prompts)}")
 
 
 def spread_params(params: Any, count: int) -> list[SamplingParams]:
@@ -51,14 +51,17 @@ class PromptReader:
         self.eos_token_ids = tokenizer.eos_token_ids if tokenizer else eos_token_ids
 
     def sequences(self, prompts: Any, params: Any, arrived: float) -> list[Sequence]:
-        """All prompts × n samples, in order, every one of them checked before any is run. Raises `RequestError`."""
+        """All prompts × n samples, in order, every one of them checked before any is run.
+
+        Raises `RequestError`, or `TokenizerError` for text that cannot become tokens; both name the prompt.
+        """
         each = split_prompts(prompts)
         made = []
         for number, (prompt, own) in enumerate(zip(each, spread_params(params, len(each)), strict=True)):
             try:
                 made += self._samples(prompt, own, arrived)
-            except RequestError as error:
-                raise RequestError(f"prompt {number}: {error}" if len(each) > 1 else str(error)) from error
+            except (RequestError, TokenizerError) as error:
+                raise type(error)(f"prompt {number}: {error}" if len(each) > 1 else str(error)) from error
         return made
 
     def _samples(self, prompt: Any, params: SamplingParams, arrived: float) -> list[Sequence]:
@@ -86,7 +89,7 @@ class PromptReader:
             return [int(item) for item in prompt]
         if isinstance(prompt, list | tuple) and all(isinstance(item, Mapping) for item in prompt):
             return self._tokenizer().apply_chat_template([dict(message) for message in prompt])
-        raise RequestError(f"a prompt is a string, a list of token ids or of chat messages, not {_kind(prompt)}")
+        raise RequestError(f"{KINDS}, not {_kind(prompt)}")
 
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -95,7 +98,7 @@ class PromptReader:
 
     def _check(self, prompt_ids: list[int], params: SamplingParams) -> None:
         if not prompt_ids:
-            raise RequestError("the prompt is empty, and the tokenizer adds no BOS token: give at least one token")
+            raise RequestError("the prompt is empty, and no BOS token was put before it: give at least one token")
         for token_id in prompt_ids:
             if not 0 <= token_id < self.vocab_size:
                 raise RequestError(f"token id {token_id} is outside the vocabulary (0 … {self.vocab_size - 1})")
@@ -107,7 +110,7 @@ class PromptReader:
 
 
 def _is_id(item: Any) -> bool:
-    return hasattr(item, "__index__") and not isinstance(item, bool)
+    return isinstance(item, Integral) and not isinstance(item, bool)  # numpy's integers are Integral too
 
 
 def _kind(value: Any) -> str:

@@ -48,7 +48,7 @@ class Engine:
         self.device = Device.of(model, self.options.device)
         self.config = cast(ModelConfig, model.config)
         self.dtype = next((p.dtype for p in model.parameters()), torch.float32)
-        self.context = min(self.options.context or self.config.context, self.config.context)
+        self.context = self.options.context_within(self.config.context)
         self.tokenizer = tokenizer
         self.reader = PromptReader(tokenizer, self.config.vocab_size, self.context, self.config.eos_token_ids)
         self.model = self.prepare_model(model.eval().requires_grad_(False))
