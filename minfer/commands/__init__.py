@@ -1,0 +1,1 @@
+"""The commands of `minfer`, one file each, and what they share."""

@@ -1,0 +1,150 @@
+"""`minfer generate`: one prompt, streamed; or a file of prompts, answered as JSON lines."""
+
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from minfer import NEWEST_PHASE
+from minfer.commands.batch import run_batch
+from minfer.commands.flags import flag_name, given_values, with_flags
+from minfer.commands.phases import engine_class, first_phase, option_fields, options_class
+from minfer.commands.prompt_file import decode, read_requests
+from minfer.commands.summary import batch_summary, single_summary
+from minfer.core.errors import OptionsError, RequestError
+from minfer.core.hub import EMBEDDED
+from minfer.core.params import SamplingParams
+
+DEFAULT_PROMPT = "KING HENRY. Once more"
+STDIN = "-"
+
+
+def _since(option: str) -> str:
+    known = option in option_fields(NEWEST_PHASE)
+    return f" (from phase {first_phase(option)} on)" if known and first_phase(option) > 1 else ""
+
+
+@with_flags({"Engine": options_class(NEWEST_PHASE), "Sampling": SamplingParams}, note=_since)
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to continue; - or nothing: read it from standard input.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="A pulled model's name, a folder, or random:<shape>.")
+    ] = EMBEDDED,
+    phase: Annotated[int, typer.Option(help=f"Whose engine runs it, 1 to {NEWEST_PHASE}.")] = NEWEST_PHASE,
+    chat: Annotated[bool, typer.Option("--chat", help="The prompt is what the user of a chat says.")] = False,
+    system: Annotated[str | None, typer.Option(help="What the system says first in a chat.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            "-f",
+            help="Answer all prompts of a file: one a line, or JSON lines (.jsonl) with prompt, messages or prompt_ids "
+            "and sampling parameters of their own.",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the file's answers here.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,
+    **flags: Any,
+) -> None:
+    """Write text, streamed as it comes; or answer a file of prompts with a line of JSON each."""
+    _check_together(prompt, chat, system, file, out)
+    options = _given_options(phase, flags)
+    given = given_values(SamplingParams, flags)
+    params = SamplingParams(**given)
+    messages = [{"role": "system", "content": system}] if system is not None else []
+
+    def to_prompt(text: str) -> Any:
+        return [*messages, {"role": "user", "content": text}] if chat else text
+
+    requests = read_requests(file, given, to_prompt) if file else []
+    text = None if file else _prompt_text(prompt, model)
+    engine = engine_class(phase).load(model, **options)
+    if text is None:
+        sequences = run_batch(engine, requests, out, quiet)
+        summary = batch_summary(engine, model, phase, sequences)
+    else:
+        sequences = engine.sequences([to_prompt(text)], params)
+        _show(engine, sequences)
+        summary = single_summary(engine, model, phase, sequences)
+    if not quiet:
+        print(summary, file=sys.stderr)
+    _refuse_failed(sequences)
+
+
+def _check_together(prompt: str | None, chat: bool, system: str | None, file: Path | None, out: Path | None) -> None:
+    if file and prompt is not None:
+        raise OptionsError("a prompt and --file were given: give one of them")
+    if out and not file:
+        raise OptionsError("--out is for the answers to --file: one prompt's text goes to standard output")
+    if out and not out.absolute().parent.is_dir():
+        raise OptionsError(f"--out {out}: there is no folder {out.parent}")
+    if system is not None and not chat:
+        raise OptionsError("--system is the first message of a chat: add --chat")
+
+
+def _given_options(phase: int, flags: dict[str, Any]) -> dict[str, Any]:
+    """The engine options that were given. Raises `OptionsError` for one that `phase` does not have."""
+    given = given_values(options_class(NEWEST_PHASE), flags)
+    valid = option_fields(phase)
+    for name in given:
+        if name not in valid:
+            flag = flag_name(option_fields(NEWEST_PHASE)[name])
+            raise OptionsError(
+                f"phase {phase} has no {flag}: it comes with phase {first_phase(name)}; "
+                f"phase {phase} has {', '.join(map(flag_name, valid.values()))}"
+            )
+    return given
+
+
+def _prompt_text(prompt: str | None, model: str) -> str:
+    """What to continue: the argument, else standard input, else something for the embedded model."""
+    if prompt is not None and prompt != STDIN:
+        return decode(os.fsencode(prompt), "the prompt")
+    text = None if prompt is None and _stdin_is_silent() else _read_stdin()
+    if text or prompt == STDIN:
+        return text or ""
+    if model == EMBEDDED:
+        return DEFAULT_PROMPT
+    raise RequestError(f'no prompt: give one, as in minfer generate -m {model} "Once upon a time"')
+
+
+def _stdin_is_silent() -> bool:
+    return sys.stdin is None or sys.stdin.isatty()
+
+
+def _read_stdin() -> str:
+    """Standard input, less the newline that ends its last line."""
+    data = b"" if sys.stdin is None else sys.stdin.buffer.read()
+    return decode(data, "standard input").removesuffix("\n").removesuffix("\r")
+
+
+def _show(engine: Any, sequences: list[Any]) -> None:
+    """Run the sequences; one alone is shown as it comes, several are shown one after the other."""
+    with closing(engine.run(sequences)) as steps:
+        for _ in steps:
+            if len(sequences) == 1:
+                _write(sequences[0].take_text())
+    if len(sequences) == 1:
+        _write(sequences[0].take_text())  # what only the end made certain
+    for number, sequence in enumerate(sequences, start=1):
+        if len(sequences) > 1:
+            _write(f"--- {number} of {len(sequences)} ---\n{sequence.text}")
+        if not sequence.text.endswith("\n"):
+            _write("\n")
+
+
+def _write(text: str) -> None:
+    if text:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def _refuse_failed(sequences: list[Any]) -> None:
+    errors = [sequence.completion().error for sequence in sequences if sequence.error is not None]
+    if errors:
+        raise RequestError(f"{len(errors)} of {len(sequences)} requests failed: {errors[0]}")
