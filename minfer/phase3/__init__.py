@@ -7,6 +7,6 @@ Loses     On short prompts with few new tokens, and where the device waits for l
 """
 
 from minfer.phase3.engine import Engine, EngineOptions
-from minfer.phase3.kv_cache import KVCache
+from minfer.phase3.kv_cache import KVCache, KVUsage
 
-__all__ = ["Engine", "EngineOptions", "KVCache"]
+__all__ = ["Engine", "EngineOptions", "KVCache", "KVUsage"]

@@ -8,7 +8,7 @@ from minfer.core.batch import ForwardBatch
 from minfer.core.sequence import Sequence
 from minfer.phase2 import Engine as Phase2Engine
 from minfer.phase2 import EngineOptions
-from minfer.phase3.kv_cache import KVCache
+from minfer.phase3.kv_cache import KVCache, KVUsage
 
 __all__ = ["Engine", "EngineOptions"]
 
@@ -45,3 +45,7 @@ class Engine(Phase2Engine):
         super().release(sequence)
         if sequence in self.owners:
             self.owners.remove(sequence)
+
+    def kv_usage(self) -> KVUsage:
+        """How much of the cache holds something now: what is reserved for answers to come holds nothing."""
+        return KVUsage(sum(sequence.num_cached for sequence in self.owners if not sequence.finished), self.cache.slots)

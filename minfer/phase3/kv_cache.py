@@ -1,11 +1,25 @@
 """KVCache: keys and values of one sequence, contiguous, one pair of tensors per layer."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from minfer.core.attention import Attention, LayerAttention, Visible, causal_mask
 from minfer.core.config import ModelConfig
 from minfer.core.sequence import Sequence
+
+
+class KVUsage(NamedTuple):
+    """What a cache's memory is used for, in slots: one slot is one token's keys and values in all layers."""
+
+    held: int  # slots with a token that its sequence needs
+    allocated: int  # slots that nobody else can have
+
+    @property
+    def unused(self) -> float:
+        """The share of what is allocated that holds nothing."""
+        return 1 - self.held / self.allocated if self.allocated else 0.0
 
 
 class KVCache:
@@ -25,6 +39,11 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes held."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
+
+    @property
+    def slots(self) -> int:
+        """Tokens that fit."""
+        return self.capacity
 
     def reserve(self, sequences: list[Sequence]) -> None:
         """Be empty, with room for all tokens of the one sequence; addresses stay when there was enough room."""

@@ -8,7 +8,8 @@ Loses     When lengths differ much, and when requests come one by one: a batch s
           the next batch waiting.
 """
 
+from minfer.phase3 import KVUsage
 from minfer.phase4.batch_kv_cache import BatchKVCache
 from minfer.phase4.engine import BatchOptions, Engine
 
-__all__ = ["BatchKVCache", "BatchOptions", "Engine"]
+__all__ = ["BatchKVCache", "BatchOptions", "Engine", "KVUsage"]

@@ -30,6 +30,11 @@ class BatchKVCache:
         """Bytes held."""
         return sum(storage.nbytes for layer in self.layers for storage in layer.storage)
 
+    @property
+    def slots(self) -> int:
+        """Tokens that fit, in all rows of the group together."""
+        return self.layers[0].keys.shape[:2].numel()
+
     def reserve(self, sequences: list[Sequence]) -> None:
         """Be empty, with a row for each sequence, as long as the longest of them can become.
 

@@ -35,9 +35,9 @@ class BlockAllocator:
         return len(self._free)
 
     @property
-    def num_cached(self) -> int:
+    def cached(self) -> list[int]:
         """Free blocks whose content can still be shared."""
-        return sum(block in self._content for block in self._free)
+        return [block for block in self._free if block in self._content]
 
     def allocate(self) -> int:
         """A block of one's own, whose old content is forgotten. The caller has seen that `num_free` is not 0."""

@@ -9,15 +9,16 @@ from typing import Any
 import torch
 
 from minfer.core.batch import ForwardBatch
-from minfer.core.errors import RequestError
+from minfer.core.errors import OptionsError, RequestError
 from minfer.core.options import at_least, option
 from minfer.core.sequence import FinishReason, Sequence
 from minfer.phase4 import BatchOptions
 from minfer.phase4 import Engine as Phase4Engine
+from minfer.phase4 import KVUsage
 from minfer.phase5.block_allocator import BlockAllocator
 from minfer.phase5.paged_kv_cache import PagedKVCache, PagedStep, Segment
 from minfer.phase5.scheduler import Limits, Scheduler
-from minfer.phase5.state import debug_state
+from minfer.phase5.state import debug_state, kv_usage
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class PagedOptions(BatchOptions):
             if getattr(self, name) is not None:
                 at_least(self, name, 1)
         if not 0 < self.memory_share <= 1:
-            raise RequestError(f"memory_share = {self.memory_share}: give a number above 0 and at most 1")
+            raise OptionsError(f"memory_share = {self.memory_share}: give a number above 0 and at most 1")
 
 
 class Engine(Phase4Engine):
@@ -57,6 +58,8 @@ class Engine(Phase4Engine):
         limits = Limits(options.block_size, options.max_batch, options.token_budget, chunk, options.share_prefixes)
         self.scheduler = Scheduler(BlockAllocator(blocks), limits)
         self.inbox: deque[Sequence] = deque()
+        self.scheduled: list[Sequence] = []  # in the last step, and how many tokens of each
+        self.counts: list[int] = []
         self.stepping = threading.RLock()
 
     def blocks_that_fit(self) -> int:
@@ -136,6 +139,7 @@ class Engine(Phase4Engine):
         with self.stepping:
             self._take_in()
             self.scheduled = self.scheduler.schedule()
+            self.counts = [sequence.num_scheduled for sequence in self.scheduled]
             if not self.scheduled:
                 return []
             try:
@@ -222,4 +226,8 @@ class Engine(Phase4Engine):
 
     def debug_state(self) -> dict[str, Any]:
         """What the scheduler and the pool hold now, as plain JSON values; see `state.debug_state`."""
-        return debug_state(self.scheduler, getattr(self, "scheduled", []))
+        return debug_state(self.scheduler, list(zip(self.scheduled, self.counts, strict=True)))
+
+    def kv_usage(self) -> KVUsage:
+        """How much of the blocks in use holds something now: paging loses only what is empty in each last block."""
+        return kv_usage(self.scheduler)

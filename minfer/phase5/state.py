@@ -3,10 +3,11 @@
 from typing import Any
 
 from minfer.core.sequence import Sequence
+from minfer.phase4 import KVUsage
 from minfer.phase5.scheduler import Scheduler
 
 
-def debug_state(scheduler: Scheduler, scheduled: list[Sequence]) -> dict[str, Any]:
+def debug_state(scheduler: Scheduler, scheduled: list[tuple[Sequence, int]]) -> dict[str, Any]:
     """A JSON-able copy: blocks, who holds them, queues by request id, and the rows of the last step."""
     allocator = scheduler.allocator
     return {
@@ -14,36 +15,41 @@ def debug_state(scheduler: Scheduler, scheduled: list[Sequence]) -> dict[str, An
         "block_size": scheduler.block_size,
         "free": allocator.num_free,
         "used": allocator.num_blocks - allocator.num_free,
-        "cached": allocator.num_cached,
+        "cached_blocks": allocator.cached,
         "references": list(allocator.references),
         "tables": {request_id: list(table) for request_id, table in scheduler.tables.items()},
         "num_cached": {sequence.id: sequence.num_cached for sequence in scheduler.running},
         "running": [sequence.id for sequence in scheduler.running],
         "waiting": [sequence.id for sequence in scheduler.waiting],
-        "step": [{"id": s.id, "tokens": s.num_cached, "finished": s.finished} for s in scheduled],
+        "step": [{"id": s.id, "tokens": count, "kind": _kind(s, count)} for s, count in scheduled],
         "preemptions": scheduler.preemptions,
         "shared_tokens": scheduler.shared_tokens,
-        "kv": kv_usage(scheduler),
+        "kv": _usage(kv_usage(scheduler)),
+        "kv_if_contiguous": _usage(contiguous_usage(scheduler)),
     }
 
 
-def kv_usage(scheduler: Scheduler) -> dict[str, float]:
-    """Slots of the pool that hold tokens, that are allocated, and that contiguous reservation would take.
+def _kind(sequence: Sequence, count: int) -> str:
+    """What the last step did for a request: part of its prompt, one new token, or again what a preemption lost."""
+    if sequence.num_cached <= sequence.num_prompt:
+        return "prefill"
+    return "decode" if count == 1 else "recompute"
 
-    Paging loses what is empty in each last block; a contiguous cache loses all that a request has reserved up to its
-    longest possible answer and has not (or not yet) used. Shared blocks are counted once.
-    """
+
+def _usage(usage: KVUsage) -> dict[str, float]:
+    return {"held": usage.held, "allocated": usage.allocated, "unused": usage.unused}
+
+
+def kv_usage(scheduler: Scheduler) -> KVUsage:
+    """Slots of blocks that somebody holds, and those of them with a token; shared blocks are counted once."""
     filled: dict[int, int] = {}
     for sequence in scheduler.running:
         for index, block in enumerate(scheduler.tables[sequence.id]):
-            filled[block] = min(scheduler.block_size, sequence.num_cached - index * scheduler.block_size)
-    held, allocated = sum(filled.values()), len(filled) * scheduler.block_size
-    reserved = sum(sequence.max_length for sequence in scheduler.running)
-    contiguous = sum(sequence.num_cached for sequence in scheduler.running)
-    return {
-        "tokens_held": held,
-        "slots_allocated": allocated,
-        "unused": 1 - held / allocated if allocated else 0.0,
-        "contiguous_slots": reserved,
-        "contiguous_unused": 1 - contiguous / reserved if reserved else 0.0,
-    }
+            filled[block] = max(0, min(scheduler.block_size, sequence.num_cached - index * scheduler.block_size))
+    return KVUsage(sum(filled.values()), len(filled) * scheduler.block_size)
+
+
+def contiguous_usage(scheduler: Scheduler) -> KVUsage:
+    """The same for a contiguous cache, which reserves for each running request the longest that it could become."""
+    running = scheduler.running
+    return KVUsage(sum(sequence.num_cached for sequence in running), sum(sequence.max_length for sequence in running))

@@ -1,0 +1,81 @@
+"""Ledger: what was measured, where, with every raw sample, as one JSON file that tables are made from."""
+
+import json
+import os
+import platform
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minfer.bench.sample import Sample
+from minfer.bench.workloads import Workload
+from minfer.core.errors import MinferError
+
+SCHEMA = "minfer.bench/1"
+
+
+def environment() -> dict[str, Any]:
+    """The machine and the versions that figures belong to."""
+    return {
+        "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "cpu": _cpu_name(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_at_start": os.getloadavg()[0],
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+    }
+
+
+def entry(workload: Workload, samples: dict[str, list[Sample]]) -> dict[str, Any]:
+    """One workload's part of a ledger."""
+    return {
+        "workload": workload.name,
+        "about": workload.about,
+        "input_tokens": workload.input_tokens,
+        "output_tokens": workload.output_tokens,
+        "rows": [{"name": name, "samples": [run.as_dict() for run in runs]} for name, runs in samples.items()],
+    }
+
+
+def save(path: Path, ledger: dict[str, Any]) -> None:
+    """Write a ledger whole or not at all."""
+    partial = path.with_suffix(path.suffix + ".part")
+    partial.write_text(json.dumps(_rounded(ledger), indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a ledger. Raises `MinferError` if it is not one."""
+    try:
+        ledger = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MinferError(f"{path} is not a ledger ({error}): make one with minfer bench phases --out {path}") from error
+    if not isinstance(ledger, dict) or ledger.get("schema") != SCHEMA:
+        raise MinferError(f"{path} is not a ledger of schema {SCHEMA}")
+    return ledger
+
+
+def runs(row: dict[str, Any]) -> list[Sample]:
+    """A row's samples."""
+    return [Sample(**sample) for sample in row["samples"]]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

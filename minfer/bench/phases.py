@@ -1,0 +1,70 @@
+"""`minfer bench phases`: each phase beside the one before and beside `transformers`, on the workload it is about."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from minfer.bench import workloads
+from minfer.bench.cold_start import first_token_seconds, loading_peak
+from minfer.bench.contestants import Contestant, EngineContestant, TransformersContestant
+from minfer.bench.ledger import SCHEMA, entry, environment
+from minfer.bench.runner import interleave
+from minfer.core.checkpoint import Checkpoint
+from minfer.core.hub import resolve
+from minfer.phase2 import Engine, EngineOptions
+
+
+def measure(model: str, dtype: str, repeats: int, peers: bool, console: Console) -> dict[str, Any]:
+    """Run all workloads on `model` and return the ledger."""
+    folder = resolve(model)
+    options = EngineOptions(device="cpu", dtype=dtype)
+    module = Engine.build_model(Checkpoint(folder), options)
+    made = Bench(module, folder, dtype, peers)
+    parts = []
+    for workload, contestants in made.parts():
+        parts.append(entry(workload, interleave(contestants, workload, repeats, console)))
+    return {
+        "schema": SCHEMA,
+        "command": f"minfer bench phases -m {model} --dtype {dtype} --repeats {repeats}",
+        "model": model,
+        "dtype": dtype,
+        "weight_bytes": sum(parameter.nbytes for parameter in module.parameters()),
+        "environment": environment(),
+        "parts": parts,
+        "loading": loading_peak(folder, dtype),
+        "cold_start_s": [first_token_seconds() for _ in range(repeats)],
+    }
+
+
+class Bench:
+    """Who takes part in what. All engines share one copy of the weights."""
+
+    def __init__(self, module: nn.Module, folder: Path, dtype: str, peers: bool) -> None:
+        self.module, self.folder, self.dtype, self.peers = module, folder, dtype, peers
+        self.vocab_size: int = module.config.vocab_size  # type: ignore[union-attr, assignment]
+
+    def parts(self) -> list[tuple[workloads.Workload, list[Contestant]]]:
+        """Workload and contestants, in the order of the table."""
+        return [
+            (workloads.single(self.vocab_size), [*self.engines(1, 2, 3, 5), *self.peer(1)]),
+            (workloads.mixed(self.vocab_size), [*self.engines(3, 4, 5), *self.peer(8)]),
+            (workloads.shared_prefix(self.vocab_size), self.with_and_without_sharing()),
+        ]
+
+    def engines(self, *phases: int) -> list[Contestant]:
+        """The engines of some phases."""
+        return [EngineContestant(phase, self.module) for phase in phases]
+
+    def with_and_without_sharing(self) -> list[Contestant]:
+        """Phase 5 twice; a run shares prefixes only within itself."""
+        alone = EngineContestant(5, self.module, "phase 5, not sharing", share_prefixes=False)
+        return [alone, EngineContestant(5, self.module, "phase 5, sharing prefixes")]
+
+    def peer(self, batch: int) -> list[Contestant]:
+        """`transformers`, unless peers are not wanted."""
+        if not self.peers:
+            return []
+        return [TransformersContestant(self.folder, getattr(torch, self.dtype), batch)]

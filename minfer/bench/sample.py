@@ -1,0 +1,59 @@
+"""Sample: what one run of a workload took, and the figures that are made of it.
+
+Definitions, per request with n output tokens at times t₁ … tₙ, all requests arriving at 0:
+TTFT = t₁; TPOT = (tₙ − t₁)/(n − 1), only for n > 1; ITL = the gaps tᵢ₊₁ − tᵢ, pooled over requests.
+Output throughput = all output tokens / time until the last one.
+"""
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Sample:
+    """One run: when each token of each request was there, in seconds after the start."""
+
+    token_times: list[list[float]]
+    duration: float
+    facts: dict[str, float] = field(default_factory=dict)  # what the contestant says of itself, by name
+
+    @property
+    def output_throughput(self) -> float:
+        """Output tokens per second over all requests."""
+        return sum(len(times) for times in self.token_times) / self.duration
+
+    @property
+    def ttft_ms(self) -> float:
+        """Median time to first token."""
+        return 1000 * statistics.median(times[0] for times in self.token_times if times)
+
+    @property
+    def tpot_ms(self) -> float:
+        """Median over requests of the time per output token after the first; NaN if none has two."""
+        each = [(times[-1] - times[0]) / (len(times) - 1) for times in self.token_times if len(times) > 1]
+        return 1000 * statistics.median(each) if each else float("nan")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the ledger."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Least, median and greatest of some runs."""
+
+    least: float
+    median: float
+    greatest: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Spread":
+        """The spread of at least one value."""
+        each = list(values)
+        return cls(min(each), statistics.median(each), max(each))
+
+    def __str__(self) -> str:
+        digits = 0 if self.median >= 100 else 1 if self.median >= 10 else 2
+        return f"{self.median:.{digits}f} ({self.least:.{digits}f}–{self.greatest:.{digits}f})"

@@ -1,0 +1,66 @@
+"""Workloads: fixed lists of requests, the same for every contestant. Lengths are fixed by ignoring end tokens."""
+
+import random
+from dataclasses import dataclass
+
+from minfer.core.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request by token ids: what it says does not matter to speed."""
+
+    prompt_ids: list[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests that all arrive at once."""
+
+    name: str
+    about: str
+    requests: list[Request]
+
+    @property
+    def input_tokens(self) -> int:
+        """Prompt tokens in all."""
+        return sum(len(request.prompt_ids) for request in self.requests)
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens to generate in all."""
+        return sum(request.params.max_tokens or 0 for request in self.requests)
+
+
+def single(vocab_size: int, prompt: int = 16, new: int = 128, seed: int = 0) -> Workload:
+    """One request: what a decode step costs."""
+    about = f"1 request, {prompt} tokens in, {new} out"
+    return Workload("single", about, [_request(random.Random(seed), vocab_size, prompt, new)])
+
+
+def mixed(vocab_size: int, count: int = 32, low: int = 16, high: int = 128, seed: int = 0) -> Workload:
+    """Many requests whose lengths differ: what batching and scheduling are for."""
+    draw = random.Random(seed)
+    requests = [_request(draw, vocab_size, draw.randint(low, high), draw.randint(low, high)) for _ in range(count)]
+    return Workload("mixed", f"{count} requests at once, {low}–{high} tokens in and out", requests)
+
+
+def shared_prefix(vocab_size: int, count: int = 16, prefix: int = 256, own: int = 8, new: int = 8) -> Workload:
+    """Requests that begin alike: what prefix sharing is for."""
+    draw = random.Random(1)
+    common = _ids(draw, vocab_size, prefix)
+    requests = [_request(draw, vocab_size, own, new, common) for _ in range(count)]
+    return Workload("prefix", f"{count} requests with one {prefix}-token prefix, {own} of their own", requests)
+
+
+def _request(
+    draw: random.Random, vocab_size: int, prompt: int, new: int, common: list[int] | None = None
+) -> Request:
+    return Request(
+        [*(common or []), *_ids(draw, vocab_size, prompt)], SamplingParams(max_tokens=new, ignore_eos=True)
+    )
+
+
+def _ids(draw: random.Random, vocab_size: int, count: int) -> list[int]:
+    return [draw.randrange(3, vocab_size) for _ in range(count)]
