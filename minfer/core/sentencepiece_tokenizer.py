@@ -35,7 +35,7 @@ class SentencePieceTokenizer(TableTokenizer):
         files = TokenizerFiles.from_folder(folder)
         files = replace(files, named={**self._own_names(), **files.named}, add_bos=files.add_bos is not False)
         tokens = self._all_tokens(files)
-        self._take_from_text(token for token in tokens if token.special)
+        self._adapt((token for token in tokens if token.special), files.add_prefix_space)
         self._words = TokenSplitter(token for token in tokens if not token.special)
         self._legacy = files.legacy
         ids = {token.text: token.id for token in tokens}
@@ -67,18 +67,21 @@ class SentencePieceTokenizer(TableTokenizer):
     def _processor_without_prefix(self) -> SentencePieceProcessor:
         return _load(without_dummy_prefix(self._proto))
 
-    def _take_from_text(self, special: Iterable[AddedToken]) -> None:
-        """Keep SentencePiece from splitting text into pieces that only the files beside it call control tokens.
+    def _adapt(self, special: Iterable[AddedToken], add_prefix_space: bool) -> None:
+        """Change the model as the files beside it say: no text may be split into what only they call control tokens.
 
-        A single character stays: text that holds it has no other piece for it.
+        A piece of one character stays: text that holds it has no other piece for it.
         """
-        model = self._processor
+        model, proto = self._processor, self._proto
         size = model.get_piece_size()
-        ids = {t.id for t in special if t.id < size and len(t.text) > 1}
+        ids = {token.id for token in special if token.id < size and len(token.text) > 1}
         ids = {i for i in ids if not (model.is_control(i) or model.is_unknown(i))}
         if ids:
-            self._proto = with_control_pieces(self._proto, ids)
-            self._processor = _load(self._proto)
+            proto = with_control_pieces(proto, ids)
+        if not add_prefix_space:
+            proto = without_dummy_prefix(proto)
+        if proto is not self._proto:
+            self._proto, self._processor = proto, _load(proto)
 
     def _own_names(self) -> dict[str, str]:
         model = self._processor

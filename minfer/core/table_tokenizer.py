@@ -51,12 +51,14 @@ class TableTokenizer(Tokenizer):
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
         """See `Tokenizer.encode`."""
         check_text(text, "the text")
-        ids = self.encode_segments(self._splitter.split(text) if parse_special else [text])
-        if add_special_tokens:
-            if ids[: len(self._prefix)] != self._prefix:
-                ids = self._prefix + ids
-            if self._suffix and ids[-len(self._suffix) :] != self._suffix:
-                ids = ids + self._suffix
+        if not parse_special:
+            ids = self.encode_segments([text])
+            return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+        ids = self.encode_segments(self._splitter.split(text))
+        if add_special_tokens and ids[: len(self._prefix)] != self._prefix:
+            ids = self._prefix + ids
+        if add_special_tokens and ids[max(0, len(ids) - len(self._suffix)) :] != self._suffix:
+            ids = ids + self._suffix
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -35,7 +35,10 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `ids`. Bytes that are not UTF-8 become U+FFFD. Raises `TokenizerError` for an id out of range."""
+        """The text of `ids`, with no space tidied away. Bytes that are not UTF-8 become U+FFFD.
+
+        Raises `TokenizerError` for what is no id.
+        """
 
     @abstractmethod
     def decode_after(self, prompt_ids: Sequence[int], ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

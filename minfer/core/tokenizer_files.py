@@ -51,10 +51,10 @@ class TokenizerFiles:
     """The facts of the JSON files in a model's folder, any of which may be absent.
 
     `named` maps "bos_token", "eos_token", … to spellings (None where a file says null); `special` holds every spelling
-    that a file calls special. `add_bos` and `add_eos` are None where no file says. `legacy` is the flag by which
-    transformers tells SentencePiece models that put their dummy prefix after each special token, and not only in front
-    of the text. `end_ids` are the end tokens of generation_config.json, then of config.json. `head_size` is the number
-    of logits that the model has (0: unknown).
+    that a file calls special. `add_bos` and `add_eos` are None where no file says. Two flags are for SentencePiece: a
+    model that is `legacy` puts its dummy prefix after each special token and not only in front of the text, and without
+    `add_prefix_space` it puts it nowhere. `end_ids` are the end tokens of generation_config.json, then of config.json.
+    `head_size` is the number of logits that the model has (0: unknown).
     """
 
     named: Mapping[str, str | None]
@@ -63,6 +63,7 @@ class TokenizerFiles:
     add_bos: bool | None
     add_eos: bool | None
     legacy: bool
+    add_prefix_space: bool
     end_ids: tuple[int, ...]
     head_size: int
     chat_template: str | None
@@ -88,6 +89,7 @@ class TokenizerFiles:
                 add_bos=config.get("add_bos_token"),
                 add_eos=config.get("add_eos_token"),
                 legacy=config.get("legacy") is not False,
+                add_prefix_space=config.get("add_prefix_space") is not False,
                 end_ids=(*_end_ids(generation, paths[3]), *_end_ids(model, paths[4])),
                 head_size=model.get("vocab_size") or 0,
                 chat_template=_chat_template(folder, config),

@@ -261,6 +261,18 @@ def test_white_space_and_words_beside_an_added_token_are_taken_as_its_flags_say(
     assert tokenizer.encode("a <left> word <plain> b") == library.encode("a <left> word <plain> b").ids
 
 
+def test_a_sentencepiece_model_has_no_prefix_where_the_config_forbids_it(load_files):
+    config = {"add_prefix_space": False, "additional_special_tokens": ["ships"], "legacy": False}
+    model = sentencepiece_model(user_defined_symbols="ships")
+    tokenizer = load_files(model=model, config=config)
+    plain = sentencepiece.SentencePieceProcessor(model_proto=model)
+    ids = plain.encode("the ▁ sea")
+    assert plain.id_to_piece(ids[0]).startswith("▁")
+    assert tokenizer.encode(" the ▁ sea", add_special_tokens=False) == ids
+    assert tokenizer.decode(ids) == " the   sea"
+    assert "".join(map(plain.id_to_piece, tokenizer.encode("sea")[1:])) == "sea"
+
+
 # --- tokens that only the files beside the vocabulary know ---
 
 
