@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any
 
@@ -40,7 +40,7 @@ class Disguise:
     """
 
     def __init__(self, tokens: Iterable[AddedToken], messages: Any) -> None:
-        spellings = [token.text for token in tokens]
+        spellings = tuple(token.text for token in tokens)
         faces = sorted({text[0] for text in spellings})
         taken = set("".join(_strings(messages)))
         masks = list(islice((chr(code) for code in MASKS if chr(code) not in taken), len(faces)))
@@ -48,8 +48,7 @@ class Disguise:
             raise TokenizerError("the messages use all SignWriting symbols, and minfer needs one that they do not use")
         self._mask = dict(zip(faces, masks, strict=True))
         self._unmask = str.maketrans(dict(zip(masks, faces, strict=True)))
-        either = "|".join(map(re.escape, spellings)) or "(?!)"
-        self._begins = re.compile(f"(?={either})(.)", re.DOTALL)
+        self._begins = _first_characters(spellings)
 
     def put_on(self, value: Any) -> Any:
         """`value` (strings, in lists and dicts) with every control token in it disguised."""
@@ -64,6 +63,13 @@ class Disguise:
     def take_off(self, text: str) -> str:
         """The text as the messages had it."""
         return text.translate(self._unmask)
+
+
+@lru_cache(maxsize=8)
+def _first_characters(spellings: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches each character at which a spelling begins, also inside another one."""
+    either = "|".join(map(re.escape, spellings)) or "(?!)"
+    return re.compile(f"(?={either})(.)", re.DOTALL)
 
 
 def _strings(value: Any) -> Iterable[str]:

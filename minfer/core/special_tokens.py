@@ -51,14 +51,21 @@ class TokenSplitter:
 
     def __init__(self, tokens: Iterable[AddedToken]) -> None:
         self.tokens = sorted((t for t in tokens if t.text), key=lambda t: len(t.text), reverse=True)
-        self._pattern = re.compile("|".join(f"({t.pattern})" for t in self.tokens) or "(?!)")
+        self._by_text = {token.text: token for token in self.tokens}
+        # No groups: they would keep `re` from skipping to the characters that tokens begin with.
+        self._pattern = re.compile("|".join(token.pattern for token in self.tokens) or "(?!)")
 
     def split(self, text: str) -> list[str | int]:
         """Text and token ids in turn: text (perhaps empty), id, text, …, id, text."""
         segments: list[str | int] = []
         end = 0
         for match in self._pattern.finditer(text):
-            assert match.lastindex is not None
-            segments += [text[end : match.start()], self.tokens[match.lastindex - 1].id]
+            segments += [text[end : match.start()], self._token(match[0]).id]
             end = match.end()
         return [*segments, text[end:]]
+
+    def _token(self, matched: str) -> AddedToken:
+        """The token that was found; `matched` may hold white space that it swallowed."""
+        if matched in self._by_text:
+            return self._by_text[matched]
+        return next(token for token in self.tokens if re.fullmatch(token.pattern, matched))
