@@ -1,6 +1,5 @@
 """Engine options: checked by name and range, and described well enough to make a command line from."""
 
-import importlib
 from dataclasses import FrozenInstanceError, fields
 
 import pytest
@@ -11,12 +10,8 @@ from minfer.core.errors import OptionsError
 from minfer.core.model import Transformer
 from minfer.core.options import EngineOptions, at_least, make_options
 from tests.parity.families import CONTEXT, FAMILIES
-from tests.parity.phases import PHASES, load
+from tests.parity.phases import PHASES, engine_class, load
 from tests.parity.reference import save_model
-
-
-def engine_class(phase):
-    return importlib.import_module(f"minfer.phase{phase}").Engine
 
 
 def build(phase, **options):

@@ -1,7 +1,5 @@
 """Prompts of every kind become checked sequences, the same in every phase, before anything is run."""
 
-import importlib
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,7 @@ from minfer.core.model import Transformer
 from minfer.core.prompts import PromptReader
 from minfer.core.sampling import SamplingParams
 from tests.parity.families import FAMILIES
-from tests.parity.phases import PHASES
+from tests.parity.phases import PHASES, engine_class
 
 torch.set_num_threads(1)
 VOCAB, CONTEXT = 300, 40
@@ -94,7 +92,7 @@ def test_every_phase_refuses_before_it_runs_anything_and_names_the_prompt(phase)
 def build(phase):
     config = ModelConfig.from_dict({**FAMILIES["mistral"], "vocab_size": VOCAB, "max_position_embeddings": CONTEXT})
     torch.manual_seed(phase)
-    kind = importlib.import_module(f"minfer.phase{phase}").Engine
+    kind = engine_class(phase)
     return kind(Transformer(config).double(), ByteTokenizer(VOCAB), kind.Options())
 
 

@@ -6,14 +6,19 @@ import importlib.util
 import torch
 
 from minfer.core.sampling import SamplingParams
-from tests.parity.reference import Answer
+from tests.parity.answer import Answer
 
 PHASES = [n for n in range(1, 12) if importlib.util.find_spec(f"minfer.phase{n}")]
 
 
+def engine_class(phase: int):
+    """The `Engine` of that phase."""
+    return importlib.import_module(f"minfer.phase{phase}").Engine
+
+
 def load(phase: int, folder, **options):
-    """The engine of that phase for a folder."""
-    return importlib.import_module(f"minfer.phase{phase}").Engine.load(str(folder), device="cpu", **options)
+    """The engine of that phase for a folder, on the CPU."""
+    return engine_class(phase).load(str(folder), device="cpu", **options)
 
 
 def answers(engine, prompts: list[list[int]], max_tokens: list[int | None], **params) -> list[Answer]:

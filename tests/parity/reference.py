@@ -1,7 +1,6 @@
 """What `transformers` answers: the models that both sides load, and its greedy tokens and logits."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,18 +9,11 @@ from tokenizers.models import WordLevel
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.utils import logging
 
+from tests.parity.answer import Answer
 from tests.parity.exact import exact
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Greedy tokens, and the logits `(steps, vocab)` that they were taken from."""
-
-    token_ids: list[int]
-    logits: torch.Tensor
 
 
 def save_model(facts: dict, folder: Path, seed: int = 0, words: int = 0, **saving) -> Path:

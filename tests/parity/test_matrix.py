@@ -13,10 +13,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from minfer.core.config import ModelConfig
+from tests.parity.answer import Answer
 from tests.parity.exact import exact
 from tests.parity.families import CONTEXT, FAMILIES
 from tests.parity.phases import PHASES, answers, load
-from tests.parity.reference import Answer, greedy, load_exact, save_model
+from tests.parity.reference import greedy, load_exact, save_model
 
 torch.set_num_threads(1)
 TOLERANCE = 1e-10  # they differ by at most 4e-13; the smallest margin between two best logits is 9e-4
