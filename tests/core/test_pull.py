@@ -298,6 +298,10 @@ def interrupt(*arguments: object, **named: object) -> None:
     raise KeyboardInterrupt
 
 
+def must_not_run(*arguments: object) -> None:
+    raise AssertionError("this should not have been reached")
+
+
 def fill_disk(*arguments: object, **named: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -368,7 +372,7 @@ class TestCacheHoldsWholeModelsOrNothing:
 
     def test_a_second_pull_only_says_so(self, cache, at_hand, monkeypatch):
         pull("fake", progress=quiet())
-        monkeypatch.setattr(pull_module, "fetch_gguf", interrupt)
+        monkeypatch.setattr(pull_module, "fetch_gguf", must_not_run)
         progress = quiet()
         assert pull("fake", progress=progress) == cache / "fake"
         assert f"fake is already at {cache / 'fake'}" in said(progress)
@@ -387,7 +391,7 @@ class TestCacheHoldsWholeModelsOrNothing:
 
     def test_no_gguf_package(self, cache, at_hand, monkeypatch):
         monkeypatch.setitem(sys.modules, "gguf", None)
-        monkeypatch.setattr(pull_module, "fetch_gguf", interrupt)  # it is not even begun
+        monkeypatch.setattr(pull_module, "fetch_gguf", must_not_run)  # it is not even begun
         with pytest.raises(MissingExtra, match=r"pip install 'minfer\[gguf\]'"):
             pull("fake", progress=quiet())
         assert left_in(cache) == []
@@ -403,7 +407,7 @@ class TestCacheHoldsWholeModelsOrNothing:
 
     def test_a_disk_that_would_be_full_is_noticed_first(self, cache, at_hand, monkeypatch):
         monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 4_000_000))
-        monkeypatch.setattr(pull_module, "fetch_gguf", interrupt)
+        monkeypatch.setattr(pull_module, "fetch_gguf", must_not_run)
         with pytest.raises(CheckpointError, match=r"\(4 MB free\).* 5 MB are needed"):
             pull("fake", progress=quiet())
 
