@@ -12,12 +12,15 @@ from typing import Any, TextIO
 from minfer.commands.prompt_file import Request
 from minfer.core.errors import MinferError, RequestError
 from minfer.core.sequence import Completion, Sequence, Timestamps
+from minfer.plots.recording import Recording
 
 
-def run_batch(engine: Any, requests: list[Request], out: Path | None, quiet: bool) -> list[Sequence]:
+def run_batch(
+    engine: Any, requests: list[Request], out: Path | None, quiet: bool, recording: Recording | None = None
+) -> list[Sequence]:
     """Answer all requests; their answers go to `out` (default: standard output), in the order of the file.
 
-    A line is written as soon as it and all before it are finished, so what is done survives an interrupt. Raises
+    `recording` takes down every step. A line is written as soon as it and all before it are finished, so what is done survives an interrupt. Raises
     `RequestError` with the request's place if the model cannot take one, before any is run.
     """
     groups = [_sequences(engine, request) for request in requests]
@@ -28,6 +31,8 @@ def run_batch(engine: Any, requests: list[Request], out: Path | None, quiet: boo
         with closing(engine.run(sequences)) as steps:
             for advanced in steps:
                 advance(advanced)
+                if recording:
+                    recording.note(engine, sequences, advanced)
                 _write_finished(waiting, stream)
         _write_finished(waiting, stream)
     return sequences

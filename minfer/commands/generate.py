@@ -17,6 +17,9 @@ from minfer.commands.summary import batch_summary, single_summary
 from minfer.core.errors import OptionsError, RequestError
 from minfer.core.hub import EMBEDDED
 from minfer.core.params import SamplingParams
+from minfer.plots.recording import Recording
+from minfer.plots.run_figure import check_format, draw
+from minfer.plots.run_text import block_map, timeline
 
 DEFAULT_PROMPT = "KING HENRY. Once more"
 STDIN = "-"
@@ -48,11 +51,17 @@ def generate(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the file's answers here.")] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="Draw the run of the file: rows and blocks against steps; ends in .png, .svg or .pdf."),
+    ] = None,
+    show_run: Annotated[bool, typer.Option("--show-run", help="The same as text, on standard error.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,
     **flags: Any,
 ) -> None:
     """Write text, streamed as it comes; or answer a file of prompts with a line of JSON each."""
     _check_together(prompt, chat, system, file, out)
+    recording = _recording(picture, show_run, file)
     options = _given_options(phase, flags)
     given = given_values(SamplingParams, flags)
     params = SamplingParams(**given)
@@ -65,7 +74,8 @@ def generate(
     text = None if file else _prompt_text(prompt, model)
     engine = engine_class(phase).load(model, **options)
     if text is None:
-        sequences = run_batch(engine, requests, out, quiet)
+        sequences = run_batch(engine, requests, out, quiet, recording)
+        _show_recording(recording, picture, show_run, f"{len(sequences)} requests of {file}, phase {phase}")
         summary = batch_summary(engine, model, phase, sequences)
     else:
         sequences = engine.sequences([to_prompt(text)], params)
@@ -85,6 +95,23 @@ def _check_together(prompt: str | None, chat: bool, system: str | None, file: Pa
         raise OptionsError(f"--out {out}: there is no folder {out.parent}")
     if system is not None and not chat:
         raise OptionsError("--system is the first message of a chat: add --chat")
+
+
+def _recording(picture: Path | None, show_run: bool, file: Path | None) -> Recording | None:
+    if not picture and not show_run:
+        return None
+    if not file:
+        raise OptionsError("--picture and --show-run draw how a file of prompts was run: give --file")
+    if picture:
+        check_format(picture)
+    return Recording()
+
+
+def _show_recording(recording: Recording | None, picture: Path | None, show_run: bool, title: str) -> None:
+    if recording and show_run:
+        print(timeline(recording), block_map(recording), sep="\n", file=sys.stderr)
+    if recording and picture:
+        draw(recording, picture, title)
 
 
 def _given_options(phase: int, flags: dict[str, Any]) -> dict[str, Any]:
@@ -125,15 +152,15 @@ def _read_stdin() -> str:
 
 def _show(engine: Any, sequences: list[Any]) -> None:
     """Run the sequences; one alone is shown as it comes, several are shown one after the other."""
+    several = len(sequences) > 1
     with closing(engine.run(sequences)) as steps:
         for _ in steps:
-            if len(sequences) == 1:
+            if not several:
                 _write(sequences[0].take_text())
-    if len(sequences) == 1:
-        _write(sequences[0].take_text())  # what only the end made certain
     for number, sequence in enumerate(sequences, start=1):
-        if len(sequences) > 1:
-            _write(f"--- {number} of {len(sequences)} ---\n{sequence.text}")
+        if several:
+            _write(f"--- {number} of {len(sequences)} ---\n")
+        _write(sequence.take_text())  # all of it, or what only the end made certain
         if not sequence.text.endswith("\n"):
             _write("\n")
 

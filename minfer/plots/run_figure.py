@@ -8,13 +8,21 @@ from minfer.core.extras import require
 from minfer.plots.recording import CACHED, FREE, SHARED, Recording
 
 FORMATS = (".png", ".svg", ".pdf")
+_LABEL = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+
+
+def check_format(path: Path) -> None:
+    """Raise `MinferError` unless `path` has an ending that can be drawn and a folder that exists."""
+    if path.suffix not in FORMATS:
+        raise MinferError(f"cannot draw {path.name}: end it in {', '.join(FORMATS)}")
+    if not path.absolute().parent.is_dir():
+        raise MinferError(f"cannot draw {path}: there is no folder {path.parent}")
+    require("matplotlib", "plots", "drawing figures")
 
 
 def draw(recording: Recording, path: Path, title: str) -> None:
-    """Write the figure to `path`; its ending says the format. Raises `MinferError` for another ending."""
-    if path.suffix not in FORMATS:
-        raise MinferError(f"cannot draw {path.name}: end it in {', '.join(FORMATS)}")
-    require("matplotlib", "plots", "drawing figures")
+    """Write the figure to `path`; its ending says the format. Raises `MinferError` as `check_format`."""
+    check_format(path)
     from matplotlib.figure import Figure
 
     parts = 2 if recording.blocks else 1
@@ -45,10 +53,13 @@ def _rows(axes: Any, recording: Recording) -> None:
         for one in work:
             if one.request not in seen:
                 seen.add(one.request)
-                axes.text(step + 0.3, one.row, str(one.request), va="center", fontsize=7, weight="bold")
+                axes.text(step + 0.15, one.row, str(one.request), va="center", fontsize=8, bbox=_LABEL)
     rows = 1 + max((one.row for work in recording.work for one in work), default=0)
+    axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="step", ylabel="row of the batch", xlim=(0, len(recording.work)), ylim=(rows - 0.5, -0.5))
-    axes.set_title("Which request held which row; hatched: its prompt was computed", fontsize=10)
+    busy = sum(map(len, recording.work)) / (rows * len(recording.work))
+    title = f"Which request held which row ({busy:.0%} of the rows busy); hatched: its prompt was computed"
+    axes.set_title(title, fontsize=10)
 
 
 def _blocks(axes: Any, recording: Recording) -> None:
@@ -67,7 +78,7 @@ def _blocks(axes: Any, recording: Recording) -> None:
     used = sum(owner not in (FREE, CACHED) for owners in recording.blocks for owner in owners)
     share = used / (len(recording.blocks) * len(recording.blocks[0]))
     axes.set_title(
-        f"Whose each block was; black: shared, grey: free with a known prefix, white: never used "
+        f"Whose each block was; black: shared, grey: free with a known prefix, white: free "
         f"({share:.0%} of the pool in use on average)",
         fontsize=10,
     )

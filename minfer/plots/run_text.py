@@ -35,8 +35,10 @@ def block_map(recording: Recording, step: int | None = None, width: int = 64) ->
     step = busiest(recording) if step is None else step
     signs = [MARKS.get(owner) or letter(owner) for owner in recording.blocks[step]]
     lines = [f"blocks after step {step}: a letter per request, # shared, ░ free with a known prefix, · free"]
-    lines += [f"{first:5d} │{''.join(signs[first : first + width])}│" for first in range(0, len(signs), width)]
-    return "\n".join(lines)
+    touched = 1 + max((block for block, owner in enumerate(recording.blocks[step]) if owner != FREE), default=0)
+    lines += [f"{first:5d} │{''.join(signs[first : first + width])}│" for first in range(0, touched, width)]
+    rest = len(signs) - width * -(-touched // width)
+    return "\n".join([*lines, f"      and {rest} more, all free"] if rest > 0 else lines)
 
 
 def busiest(recording: Recording) -> int:
