@@ -52,14 +52,7 @@ class ModelConfig:
     def from_folder(cls, folder: str | Path) -> "ModelConfig":
         """Read `folder/config.json`. Raises `ConfigError` if it is absent, not JSON, or not supported."""
         path = Path(folder) / "config.json"
-        if not path.is_file():
-            raise ConfigError(f"{path} does not exist: a model folder needs a config.json beside its weights")
-        try:
-            facts = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"{path} is not readable as JSON ({error}): download the file again") from error
-        if not isinstance(facts, dict):
-            raise ConfigError(f"{path} holds a JSON {type(facts).__name__}, not an object")
+        facts = _read(path)
         try:
             return cls.from_dict(facts)
         except ConfigError as error:
@@ -91,17 +84,35 @@ class ModelConfig:
             rope=rope,
             windows=_windows(architecture, facts, sizes["num_layers"]),
             dtype=facts.get("dtype") or facts.get("torch_dtype"),
-            bos_token_id=_first_id(facts.get("bos_token_id")),
+            bos_token_id=next(iter(_ids(facts, "bos_token_id")), None),
             eos_token_ids=_ids(facts, "eos_token_id"),
         )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist: a model folder needs a config.json beside its weights")
+    try:
+        data = path.read_bytes()
+        is_pointer = data.startswith(b"version https://git-lfs")
+        facts = None if is_pointer else json.loads(data)
+    except (ValueError, OSError, RecursionError) as error:
+        raise ConfigError(f"{path} is not readable as JSON ({error}): download the file again") from error
+    if is_pointer:
+        raise ConfigError(f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder")
+    if not isinstance(facts, dict):
+        raise ConfigError(f"{path} holds a JSON {type(facts).__name__}, not an object: download the file again")
+    return facts
 
 
 def _architecture(facts: Mapping[str, Any]) -> str:
     names = facts.get("architectures")
     kind = facts.get("model_type")
     name = names[0] if isinstance(names, list) and names else MODEL_TYPES.get(str(kind), kind)
+    supported = ", ".join(DEFAULTS)
+    if name is None:
+        raise ConfigError(f"neither architectures nor model_type says what the model is; minfer runs {supported}")
     if not isinstance(name, str) or name not in DEFAULTS:
-        supported = ", ".join(DEFAULTS)
         raise ConfigError(f"architecture {name!r} is not supported; minfer runs {supported}")
     return name
 
@@ -208,7 +219,3 @@ def _ids(facts: Mapping[str, Any], key: str) -> tuple[int, ...]:
     if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
         raise ConfigError(f"{key} = {value!r} is not a token id or a list of them")
     return ids
-
-
-def _first_id(value: Any) -> int | None:
-    return value[0] if isinstance(value, list) and value else value if isinstance(value, int) else None

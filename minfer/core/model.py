@@ -110,7 +110,7 @@ class Transformer(nn.Module):
     """A decoder of the Llama family: Llama 2/3, SmolLM2, TinyLlama, Mistral, Qwen2/2.5, Qwen3."""
 
     file_prefix = "model."
-    ignored_in_file = (r"rotary_emb\.inv_freq$",)
+    ignored_in_file: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

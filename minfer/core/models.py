@@ -1,10 +1,12 @@
 """From the name of a model to what an engine needs of it: its checkpoint and its tokenizer."""
 
+from pathlib import Path
+
 import torch
-from torch import nn
 
 from minfer.core.checkpoint import Checkpoint
 from minfer.core.config import ModelConfig
+from minfer.core.errors import CheckpointError
 from minfer.core.gpt2 import GPT2
 from minfer.core.hub import resolve
 from minfer.core.model import Transformer
@@ -17,18 +19,20 @@ def model_class(config: ModelConfig) -> type[Transformer] | type[GPT2]:
     return GPT2 if config.architecture == "GPT2LMHeadModel" else Transformer
 
 
-def open_model(model: str) -> tuple[Checkpoint | RandomCheckpoint, Tokenizer]:
+def open_model(model: str | Path) -> tuple[Checkpoint | RandomCheckpoint, Tokenizer]:
     """Checkpoint and tokenizer of "tiny", a folder, a pulled name or "random:<shape>". Raises `MinferError`."""
+    if not isinstance(model, str | Path):
+        raise CheckpointError(f"a model is a name or a folder, not {model!r}")
     if is_random(model):
         from minfer.core.byte_tokenizer import ByteTokenizer
 
-        checkpoint = RandomCheckpoint(model)
+        checkpoint = RandomCheckpoint(str(model))
         return checkpoint, ByteTokenizer(checkpoint.config.vocab_size)
     folder = resolve(model)
     return Checkpoint(folder), load_tokenizer(folder)
 
 
-def skeleton(checkpoint: Checkpoint | RandomCheckpoint) -> nn.Module:
+def skeleton(checkpoint: Checkpoint | RandomCheckpoint) -> Transformer | GPT2:
     """The checkpoint's model without memory for its weights: parameters have shapes only (device `meta`)."""
     with torch.device("meta"):
         return model_class(checkpoint.config)(checkpoint.config)

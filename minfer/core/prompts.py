@@ -117,4 +117,4 @@ def _kind(value: Any) -> str:
     if isinstance(value, list | tuple):
         inside = sorted({type(item).__name__ for item in value})
         return f"a list of {' and '.join(inside)}" if inside else "an empty list"
-    return type(value).__name__
+    return type(value).__name__ + (": give its .tolist()" if hasattr(value, "tolist") else "")

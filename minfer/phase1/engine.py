@@ -18,6 +18,7 @@ from minfer.core.batch import ForwardBatch
 from minfer.core.checkpoint import Checkpoint
 from minfer.core.config import ModelConfig
 from minfer.core.device import Device
+from minfer.core.errors import RequestError
 from minfer.core.logprobs import prompt_logprobs, record_logprobs
 from minfer.core.models import model_class, open_model
 from minfer.core.options import EngineOptions, make_options
@@ -89,7 +90,9 @@ class Engine:
 
     def stream(self, prompt: Any, params: Any = None) -> Iterator[str]:
         """The text of one completion, piece by piece as it becomes certain; the pieces join to its `text`."""
-        (sequence,) = self.sequences([prompt], params)
+        sequence, *others = self.sequences([prompt], params)
+        if others:
+            raise RequestError(f"a stream shows one sample, not n = {1 + len(others)}: use generate, or stream n times")
         return self._pieces(sequence)
 
     def _pieces(self, sequence: Sequence) -> Iterator[str]:
