@@ -57,13 +57,13 @@ class MemoryReport:
 
     def _print_title(self, model: str, place: str) -> None:
         count = self.budget.parameters
-        self._line(f"[bold]{escape(model)}[/] on [bold]{escape(place)}[/], {binary(self.budget.memory)}\n")
+        self._line(f"[bold]{escape(model)}[/] on [bold]{escape(place)}[/], {binary(self.budget.memory)}")
+        self._heading(f"{count.total:,} parameters")
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        sizes = {"parameters": count.total, "embedding": count.embedding, "attention": count.attention}
-        sizes |= {"MLP": count.mlp, "norms": count.norms, "head": count.head}
-        for name in sizes:
+        parts = {"embedding": count.embedding, "attention": count.attention, "MLP": count.mlp, "norms": count.norms}
+        for name in (*parts, "head"):
             table.add_column(name, justify="right")
-        table.add_row(*(f"{size / 1e6:,.1f} M" for size in list(sizes.values())[:-1]), _head(count.head))
+        table.add_row(*map(_count, parts.values()), _count(count.head) if count.head else "tied")
         self.console.print(table)
 
     def _print_bar(self) -> None:
@@ -85,7 +85,7 @@ class MemoryReport:
             Part("weights", weights, "█", "blue", budget.weight_format.name + table),
             Part("KV cache", budget.kv_cache, "▓", "green", cache),
             Part("activations", budget.activations, "▒", "yellow", step),
-            Part("runtime", budget.reserve, "░", "magenta", "CUDA context, workspaces"),
+            Part("runtime", budget.reserve, "░", "magenta", "torch, CUDA, rounding"),
         ]
         return [*parts, Part("free", budget.free, "·", "dim")] if budget.fits else parts
 
@@ -217,8 +217,8 @@ def _scaled(nbytes: int, base: int, units: tuple[str, ...]) -> str:
     return f"{value:.2f} {units[unit]}" if unit else f"{nbytes} {units[0]}"
 
 
-def _head(count: int) -> str:
-    return f"{count / 1e6:,.1f} M" if count else "tied"
+def _count(numbers: int) -> str:
+    return f"{numbers / 1e6:,.1f} M" if numbers >= 1e6 else f"{numbers / 1e3:.1f} k"
 
 
 def _sequences(count: int) -> str:

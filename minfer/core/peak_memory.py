@@ -1,5 +1,8 @@
 """PeakMemory: the most memory that a piece of work held at any moment."""
 
+import ctypes
+import gc
+import sys
 import threading
 
 from minfer.core.device import Device
@@ -21,14 +24,15 @@ class PeakMemory:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> "PeakMemory":
+        _give_back_what_was_freed()
         self._thread.start()  # first: its stack is none of the work's memory
         self.before = self.highest = self.device.used_memory()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.sample()
         self._done.set()
         self._thread.join()
-        self.sample()
 
     @property
     def bytes(self) -> int:
@@ -42,3 +46,10 @@ class PeakMemory:
     def _watch(self) -> None:
         while not self._done.wait(INTERVAL):
             self.sample()
+
+
+def _give_back_what_was_freed() -> None:
+    """An allocator keeps freed pages for later; work that grows into them would not be seen. glibc can be told."""
+    gc.collect()
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)

@@ -1,6 +1,7 @@
 """The memory budget is held against what is really there: parameters, caches, tables, packed tensors, live bytes."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -178,6 +179,7 @@ def test_windows_are_counted_layer_by_layer_and_phase_3_stores_all_the_same():
     per_layer = budget.kv_per_token // 3
     assert budget.kv_cache_in_windows == (600 + 64 + 64) * per_layer
     assert budget.kv_cache == 3 * 600 * per_layer
+    assert replace(budget, batch=4).kv_cache_in_windows == 4 * budget.kv_cache_in_windows
     short = MemoryBudget(CONFIGS["mistral"], GIB, context=90)
     assert short.kv_cache_in_windows == short.kv_cache
 
