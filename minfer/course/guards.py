@@ -1,0 +1,115 @@
+"""Guards around the loading of a file that is to be graded: no later phase, no network, no work, no endless loop."""
+
+import importlib.abc
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.machinery import ModuleSpec
+from types import FrameType, ModuleType
+from typing import Any
+
+from minfer.course.outline import PHASE
+
+LOAD_SECONDS = 20
+
+
+class Forbidden(Exception):
+    """Something that a file must not do while it is loaded; the message says what and why."""
+
+
+class PhaseBlocker(importlib.abc.MetaPathFinder):
+    """Refuses to import `minfer.phaseM` for M >= `phase`."""
+
+    def __init__(self, phase: int) -> None:
+        self.phase = phase
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Raise for the modules that are blocked; leave the others to the next finder."""
+        if self.blocks(name):
+            raise Forbidden(f"imports {name}, the answer to what is graded: build on minfer.phase{self.phase - 1}")
+        return None
+
+    def blocks(self, name: str) -> bool:
+        """Whether the module belongs to a phase that must not be seen."""
+        match = PHASE.match(name)
+        return match is not None and int(match[1]) >= self.phase
+
+
+@contextmanager
+def phases_blocked(phase: int) -> Iterator[None]:
+    """Make `minfer.phaseM`, M >= phase, impossible to import, also where it was imported before."""
+    blocker = PhaseBlocker(phase)
+    hidden = {name: module for name, module in sys.modules.items() if blocker.blocks(name)}
+    for name in hidden:
+        del sys.modules[name]
+    sys.meta_path.insert(0, blocker)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(blocker)
+        sys.modules.update(hidden)
+
+
+@contextmanager
+def no_network() -> Iterator[None]:
+    """Make every connection an error."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise Forbidden("connects to the network while it is imported: put that into a function")
+
+    connect = socket.socket.connect
+    socket.socket.connect = refuse  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        socket.socket.connect = connect  # type: ignore[method-assign]
+
+
+@contextmanager
+def no_forward() -> Iterator[None]:
+    """Make every call of a module an error: a file that is imported defines, it does not run."""
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    def refuse(module: Any, _: Any) -> None:
+        raise Forbidden("runs a model while it is imported: put that under `if __name__ == '__main__':`")
+
+    handle = register_module_forward_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise after so many seconds, where the system has timers and this is the main thread."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise Forbidden(f"takes more than {seconds:g} s to import: put work under `if __name__ == '__main__':`")
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left)
+        signal.signal(signal.SIGALRM, handler)
+
+
+@contextmanager
+def import_guards(phase: int, seconds: float) -> Iterator[None]:
+    """All of them, for a file that is graded as `phase`."""
+    with ExitStack() as guards:
+        guards.enter_context(no_forward())  # imports torch, which must not count against the file's time
+        guards.enter_context(phases_blocked(phase))
+        guards.enter_context(no_network())
+        guards.enter_context(time_limit(seconds))
+        yield

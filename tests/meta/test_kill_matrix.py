@@ -1,0 +1,48 @@
+"""Every planted bug is there, and is found by the test that bears its code; right engines of another make pass all.
+
+`pytest tests/meta --seed N` asks this of the tests that another seed draws.
+"""
+
+import numpy as np
+import pytest
+
+from minfer.core.errors import MinferError
+from minfer.course.grading import reference
+from tests.meta.in_process import grade, names_of
+from tests.mutants.catalogue import MUTANTS
+from tests.mutants.correct import VARIANTS
+from tests.mutants.probes import outcome
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_mutant_differs_and_its_test_fails(mutant, lab):
+    right = outcome(mutant.probe, reference(mutant.phase), lab, errors=MinferError)
+    planted = outcome(mutant.probe, mutant.engine_cls, lab)
+    assert not same(planted, right), "the plant did not land: the probe sees what it sees in the reference"
+    shown = grade(mutant.engine_cls, mutant.phase, mutant.code, lab.seed)
+    assert all(shown.values()), f"survived: {[name for name, message in shown.items() if not message]}"
+    said = [message.startswith(mutant.code) for message in shown.values()]
+    assert all(said) or mutant.crashes, f"found by accident: {list(shown.values())}"
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_a_right_engine_of_another_make_passes(variant, lab):
+    shown = grade(variant.engine_cls, variant.phase, seed=lab.seed)
+    failed = {name: message for name, message in shown.items() if message}
+    assert not failed, next(iter(failed.values()))
+
+
+def test_every_graded_test_has_a_mutant():
+    codes = {mutant.code for mutant in MUTANTS}
+    for phase in (1, 2, 3):
+        without = [name for name in names_of(phase) if "-".join(name.split("_")[1:3]) not in codes]
+        assert not without, f"no mutant can fail {without}"
+
+
+def same(one, other):
+    """Whether two outcomes are the same; tensors and arrays by value."""
+    if hasattr(one, "detach"):
+        one, other = one.detach().numpy(), other.detach().numpy() if hasattr(other, "detach") else other
+    if isinstance(one, np.ndarray):
+        return isinstance(other, np.ndarray) and np.array_equal(one, other)
+    return type(one) is type(other) and bool(one == other)
