@@ -101,7 +101,7 @@ class TransformersContestant:
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         moments: list[float] = []
 
-        class Clock(self.transformers.StoppingCriteria):  # type: ignore[name-defined, misc]
+        class Clock(self.transformers.StoppingCriteria):  # type: ignore[name-defined]
             def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
                 moments.append(time.perf_counter())
                 return torch.zeros(len(input_ids), dtype=torch.bool)

@@ -12,7 +12,6 @@ from minfer.core.config import ModelConfig
 from minfer.core.device import DTYPES, Device
 from minfer.core.errors import DeviceError, OptionsError
 from minfer.core.hub import resolve
-from minfer.core.models import skeleton
 from minfer.core.peak_memory import PeakMemory
 from minfer.core.shapes import RandomCheckpoint, is_random, random_config
 from minfer.phase2 import Engine, EngineOptions, MemoryBudget
@@ -88,7 +87,6 @@ def loading_peak(model: str, budget: MemoryBudget, device: Device) -> int:
         needed, free = budget.loading_peak / 1e9, device.free_memory() / 1e9
         raise DeviceError(f"--measure would need {needed:.1f} GB on this machine, and {free:.1f} GB are free")
     checkpoint = RandomCheckpoint(model) if is_random(model) else Checkpoint(resolve(model))
-    skeleton(checkpoint)  # what torch imports on its first use is no memory of the weights
     with PeakMemory(device) as peak:
         Engine.build_model(checkpoint, EngineOptions(device=device, dtype=budget.dtype))
     return peak.bytes

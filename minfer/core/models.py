@@ -1,8 +1,10 @@
 """From the name of a model to what an engine needs of it: its checkpoint and its tokenizer."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from minfer.core.checkpoint import Checkpoint
 from minfer.core.config import ModelConfig
@@ -34,5 +36,14 @@ def open_model(model: str | Path) -> tuple[Checkpoint | RandomCheckpoint, Tokeni
 
 def skeleton(checkpoint: Checkpoint | RandomCheckpoint) -> Transformer | GPT2:
     """The checkpoint's model without memory for its weights: parameters have shapes only (device `meta`)."""
-    with torch.device("meta"):
+    with torch.device("meta"), _WithoutInit():
         return model_class(checkpoint.config)(checkpoint.config)
+
+
+class _WithoutInit(TorchFunctionMode):
+    """Parameters stay as they are made: to "initialise" them on `meta`, torch would import seconds of its compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return (kwargs or {}).get("tensor", args[0] if args else None)
+        return func(*args, **(kwargs or {}))

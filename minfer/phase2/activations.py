@@ -75,8 +75,8 @@ class Activations:
 
     @property
     def _masked_pairs(self) -> int:
-        windowed = any(window is not None for window in self.config.windows)
-        return self.tokens**2 if windowed and self.tokens > 1 else 0
+        windowed = any(window is not None and window < self.tokens for window in self.config.windows)
+        return self.tokens**2 if windowed else 0
 
     @property
     def _wide(self) -> int:

@@ -82,7 +82,7 @@ class KVCache:
 
     def is_causal(self, window: int | None) -> bool:
         """Whether the step's queries are all that is held, so that torch's own causal mask is the right one."""
-        return self.start == 0 and self.end > 1 and window is None
+        return self.start == 0 and self.end > 1 and (window is None or self.end <= window)
 
 
 class CachedAttention(LayerAttention):

@@ -28,6 +28,7 @@ class Engine(Phase3Engine):
     """Groups of at most `max_batch` requests, each group run to its last token before the next begins."""
 
     Options = BatchOptions
+    options: BatchOptions
 
     def allocate(self) -> None:
         """An empty cache; it grows to the largest group seen."""

@@ -78,7 +78,9 @@ class PagedKVCache:
         """A chunk at `positions` `(T,)`, whose sequence's blocks are `table`; None if it starts its sequence."""
         held = positions if table is None else torch.arange(len(table) * self.block_size, device=positions.device)
         masks = {
-            window: None if table is None and window is None else causal_mask(positions, held, window)
+            window: None
+            if table is None and (window is None or len(positions) <= window)
+            else causal_mask(positions, held, window)
             for window in set(self.config.windows)
         }
         return Segment(rows, table, masks)
