@@ -58,9 +58,14 @@ class RandomTensor(TensorSource):
             for part in destination.view(-1).split(BLOCK):
                 part.copy_(block[: part.numel()])
 
-    def _block(self) -> Tensor:
+    @property
+    def generator_seed(self) -> int:
+        """What the tensor's own generator starts from: Python's `hash` would differ from process to process."""
         digest = hashlib.sha256(f"{self.seed} {self.name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+        return int.from_bytes(digest[:8], "little", signed=True)
+
+    def _block(self) -> Tensor:
+        generator = torch.Generator().manual_seed(self.generator_seed)
         return torch.randn(min(prod(self.shape), BLOCK), generator=generator) * STD
 
 
