@@ -54,7 +54,7 @@ def load(path: Path) -> dict[str, Any]:
     try:
         ledger = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise MinferError(f"{path} is not a ledger ({error}): make one with minfer bench phases --out {path}") from error
+        raise MinferError(f"{path} is not a ledger ({error}): make one with minfer bench phases --out") from error
     if not isinstance(ledger, dict) or ledger.get("schema") != SCHEMA:
         raise MinferError(f"{path} is not a ledger of schema {SCHEMA}")
     return ledger

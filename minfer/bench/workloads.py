@@ -54,12 +54,8 @@ def shared_prefix(vocab_size: int, count: int = 16, prefix: int = 256, own: int 
     return Workload("prefix", f"{count} requests with one {prefix}-token prefix, {own} of their own", requests)
 
 
-def _request(
-    draw: random.Random, vocab_size: int, prompt: int, new: int, common: list[int] | None = None
-) -> Request:
-    return Request(
-        [*(common or []), *_ids(draw, vocab_size, prompt)], SamplingParams(max_tokens=new, ignore_eos=True)
-    )
+def _request(draw: random.Random, vocab_size: int, prompt: int, new: int, common: list[int] | None = None) -> Request:
+    return Request([*(common or []), *_ids(draw, vocab_size, prompt)], SamplingParams(max_tokens=new, ignore_eos=True))
 
 
 def _ids(draw: random.Random, vocab_size: int, count: int) -> list[int]:

@@ -62,7 +62,7 @@ class GPT2(nn.Module):
     """GPT-2 with the forward of `Transformer`."""
 
     file_prefix = "transformer."
-    ignored_in_file: tuple[str, ...] = (r"\.attn\.bias$", r"\.attn\.masked_bias$")  # the causal mask, stored as a buffer
+    ignored_in_file: tuple[str, ...] = (r"\.attn\.bias$", r"\.attn\.masked_bias$")  # the causal mask as a buffer
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

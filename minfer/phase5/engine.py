@@ -12,9 +12,8 @@ from minfer.core.batch import ForwardBatch
 from minfer.core.errors import OptionsError, RequestError
 from minfer.core.options import at_least, option
 from minfer.core.sequence import FinishReason, Sequence
-from minfer.phase4 import BatchOptions
+from minfer.phase4 import BatchOptions, KVUsage
 from minfer.phase4 import Engine as Phase4Engine
-from minfer.phase4 import KVUsage
 from minfer.phase5.block_allocator import BlockAllocator
 from minfer.phase5.paged_kv_cache import PagedKVCache, PagedStep, Segment
 from minfer.phase5.scheduler import Limits, Scheduler
