@@ -103,11 +103,6 @@ class Engine(Phase4Engine):
                     return True
         return False
 
-    def admit(self, sequences: list[Sequence]) -> None:
-        """The scheduler has made room already."""
-        for sequence in sequences:
-            self.start(sequence)
-
     def release(self, sequence: Sequence) -> None:
         """Free the sequence's blocks and its place in the queues."""
         self.scheduler.release(sequence)
@@ -117,8 +112,11 @@ class Engine(Phase4Engine):
     def run(self, sequences: list[Sequence]) -> Iterator[list[Sequence]]:
         """Step until these are finished; others that were submitted advance too."""
         try:
-            self.admit([sequence for sequence in sequences if sequence.finished])  # max_tokens = 0
-            self.inbox.extend(sequence for sequence in sequences if not sequence.finished)
+            for sequence in sequences:
+                if sequence.finished:  # max_tokens = 0
+                    self.start(sequence)
+                else:
+                    self.inbox.append(sequence)
             own = {sequence.id for sequence in sequences}
             while not all(sequence.finished for sequence in sequences):
                 yield [sequence for sequence in self.step() if sequence.id in own]
@@ -142,7 +140,9 @@ class Engine(Phase4Engine):
             if not self.scheduled:
                 return []
             try:
-                self.admit([sequence for sequence in self.scheduled if sequence.timestamps.scheduled is None])
+                for sequence in self.scheduled:
+                    if sequence.timestamps.scheduled is None:  # else it was preempted and comes back
+                        self.start(sequence)
                 advanced = self.execute(self.scheduled)
             except Exception as error:
                 advanced = self._fail(error)
