@@ -20,13 +20,15 @@ def run_batch(
 ) -> list[Sequence]:
     """Answer all requests; their answers go to `out` (default: standard output), in the order of the file.
 
-    `recording` takes down every step. A line is written as soon as it and all before it are finished, so what is done survives an interrupt. Raises
-    `RequestError` with the request's place if the model cannot take one, before any is run.
+    `recording` takes down every step. A line is written as soon as it and all before it are finished, so what is done
+    survives an interrupt. Raises `RequestError` with the request's place if the model cannot take one, before any is
+    run.
     """
     groups = [_sequences(engine, request) for request in requests]
     sequences = [sequence for group in groups for sequence in group]
     numbers = [number for number, group in enumerate(groups) for _ in group]
     waiting = deque(zip(numbers, sequences, strict=True))
+    # in this order: while there is a bar, sys.stdout is not standard output
     with _output(out) as stream, _progress(len(sequences), hidden=quiet or _shows_lines(out)) as advance:
         with closing(engine.run(sequences)) as steps:
             for advanced in steps:
@@ -114,8 +116,7 @@ def _progress(total: int, hidden: bool) -> Iterator[Any]:
 
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"), TimeRemainingColumn())
     console = Console(stderr=True)
-    # redirecting would send the answers on standard output to the bar's terminal
-    with Progress(*columns, console=console, disable=hidden, redirect_stdout=False, redirect_stderr=False) as bar:
+    with Progress(*columns, console=console, disable=hidden) as bar:
         task = bar.add_task("", total=total, tokens=0)
         tokens = 0
 

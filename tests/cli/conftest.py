@@ -11,6 +11,7 @@ import torch
 from minfer.cli import main
 from minfer.course.families import Sizes, family_facts
 from minfer.course.tiny import TinyModel
+from tests.cli.streams import Keyboard
 
 LETTERS = 30  # all ids that the tokenizer has, so that every token is seen
 CONTEXT = 3000  # long enough that a test can interrupt a generation
@@ -28,17 +29,6 @@ class Result(NamedTuple):
     def answers(self):
         """Standard output as JSON lines."""
         return [json.loads(line) for line in self.out.splitlines()]
-
-
-class Terminal(io.StringIO):
-    """A standard input where nobody types; reading it would wait for ever."""
-
-    def isatty(self):
-        return True
-
-    @property
-    def buffer(self):
-        raise AssertionError("the command waits for a terminal")
 
 
 @pytest.fixture(scope="session")
@@ -63,10 +53,10 @@ def alone(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    """`run("generate", "hi", stdin=b"…")`: the command's exit code and output; by default a terminal is at stdin."""
+    """`run("generate", "hi", stdin=b"…")`: exit code and output; without `stdin` nobody types."""
 
     def run(*args, stdin=None):
-        source = Terminal() if stdin is None else io.TextIOWrapper(io.BytesIO(stdin))
+        source = Keyboard() if stdin is None else io.TextIOWrapper(io.BytesIO(stdin))
         monkeypatch.setattr(sys, "stdin", source)
         capsys.readouterr()
         code = main([str(arg) for arg in args])

@@ -19,6 +19,7 @@ BAD_COMMANDS = [
 ]
 BAD_FLAGS = [
     (["--top-kk", "3"], "No such option: --top-kk"),
+    (["--phase", "0"], f"there is no phase 0: choose one of 1 to {minfer.NEWEST_PHASE}"),
     (["--phase", "99"], f"there is no phase 99: choose one of 1 to {minfer.NEWEST_PHASE}"),
     (["--phase", "x"], "Invalid value for '--phase'"),
     (["--top-k", "many"], "--top-k is 'many': give a whole number"),

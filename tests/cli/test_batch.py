@@ -1,6 +1,5 @@
 """`minfer generate --file`: one line of JSON for each prompt, in order, each as if it were alone."""
 
-import io
 import json
 import sys
 
@@ -9,6 +8,7 @@ import pytest
 import minfer
 from minfer import SamplingParams
 from minfer.commands.phases import engine_class
+from tests.cli.streams import Screen
 
 PROMPTS = ["the sea", "a", "wind and rain"]
 
@@ -100,16 +100,6 @@ def test_out_takes_the_answers(run, folder, write, tmp_path):
     result = run("generate", "-f", write("p.txt", *PROMPTS), "-m", folder, "--max-tokens", 1, "-o", out, "-q")
     assert (result.code, result.out, result.err) == (0, "", "")
     assert [json.loads(line)["prompt"] for line in out.read_text().splitlines()] == PROMPTS
-
-
-class Screen(io.StringIO):
-    """A stream that takes itself for a terminal."""
-
-    def isatty(self):
-        return True
-
-    def reconfigure(self, **settings):
-        pass
 
 
 def test_a_progress_bar_on_the_terminal_leaves_the_answers_whole(run, folder, write, monkeypatch):

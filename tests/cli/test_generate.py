@@ -8,8 +8,10 @@ import pytest
 import minfer
 from minfer import SamplingParams
 from minfer.cli import main
+from minfer.commands.generate import DEFAULT_PROMPT
 from minfer.commands.phases import engine_class
 from minfer.core.published import SHAPES
+from tests.cli.streams import Screen
 
 PHASES = range(1, minfer.NEWEST_PHASE + 1)
 
@@ -34,19 +36,13 @@ def test_the_default_is_the_newest_phase(run, folder):
 
 
 def test_text_is_written_as_it_comes_and_none_is_lost(folder, engine, monkeypatch):
-    class Recorder(io.StringIO):
-        shown = []  # noqa: RUF012
-
-        def flush(self):
-            self.shown.append(self.getvalue())
-
-        def reconfigure(self, **settings):
-            pass
-
-    monkeypatch.setattr(sys, "stdout", Recorder())
+    shown = []
+    screen = Screen()
+    monkeypatch.setattr(screen, "flush", lambda: shown.append(screen.getvalue()))
+    monkeypatch.setattr(sys, "stdout", screen)
     assert main(["generate", "the sea", "-m", str(folder), "--max-tokens", "12", "-q"]) == 0
     text = one(engine, "the sea", max_tokens=12).text
-    growing = sorted(set(Recorder.shown), key=len)
+    growing = sorted(set(shown), key=len)
     assert len(growing) > 5
     assert all(text.startswith(part.removesuffix("\n")) for part in growing)
     assert growing[-1] == text + "\n"
@@ -95,16 +91,36 @@ def test_a_chat_is_what_its_template_makes_of_it(run, folder, engine):
     assert result.out != run("generate", "hello", "--chat", "-m", folder, "--max-tokens", 8).out
 
 
+@pytest.fixture
+def asked(monkeypatch):
+    """The prompts that the engine was asked to continue."""
+    prompts = []
+    sequences = minfer.Engine.sequences
+
+    def record(self, new, params=None):
+        prompts.extend(new)
+        return sequences(self, new, params)
+
+    monkeypatch.setattr(minfer.Engine, "sequences", record)
+    return prompts
+
+
 @pytest.mark.parametrize("prompt", [["-"], []], ids=["dash", "piped"])
 @pytest.mark.parametrize("newline", [b"", b"\n", b"\r\n"])
-def test_standard_input_is_the_prompt(run, folder, engine, prompt, newline):
-    result = run("generate", *prompt, "-m", folder, "--max-tokens", 8, stdin=b"the sea" + newline)
-    assert result.out == one(engine, "the sea", max_tokens=8).text + "\n"
+def test_standard_input_is_the_prompt_without_its_last_newline(run, folder, asked, prompt, newline):
+    assert run("generate", *prompt, "-m", folder, "--max-tokens", 1, stdin=b"\nthe\nsea\n" + newline).code == 0
+    assert asked == ["\nthe\nsea\n" if newline else "\nthe\nsea"]
 
 
-def test_a_prompt_leaves_standard_input_alone(run, folder, engine):
-    result = run("generate", "the sea", "-m", folder, "--max-tokens", 8, stdin=b"something else")
-    assert result.out == one(engine, "the sea", max_tokens=8).text + "\n"
+def test_an_empty_standard_input_is_an_empty_prompt_only_where_asked_for(run, asked):
+    assert run("generate", "-", "--max-tokens", 1, stdin=b"").code == 0
+    assert run("generate", "--max-tokens", 1, stdin=b"").code == 0
+    assert asked == ["", DEFAULT_PROMPT]
+
+
+def test_a_prompt_leaves_standard_input_alone(run, folder, asked):
+    assert run("generate", "the sea", "-m", folder, "--max-tokens", 1, stdin=b"something else").code == 0
+    assert asked == ["the sea"]
 
 
 def test_several_samples_are_told_apart(run, folder, engine):
@@ -147,29 +163,46 @@ def test_a_published_shape_runs_on_random_weights(run, monkeypatch):
     assert (result.code, "3 tokens" in result.err, "random:mini, phase" in result.err) == (0, True, True)
 
 
-def test_the_embedded_model_needs_no_prompt(run):
-    result = run("generate", "--max-tokens", 4, "--phase", 3)
-    assert result.code == 0
+def test_the_embedded_model_needs_no_prompt(run, asked):
+    result = run("generate", "--max-tokens", 8)
+    assert (result.code, asked) == (0, [DEFAULT_PROMPT])
     assert result.out.strip()
-    assert run("generate", "--max-tokens", 4, "--phase", 3, stdin=b"").out == result.out
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_an_interrupt_returns_130_and_leaves_the_engine_free(run, folder, monkeypatch, phase):
-    kind = engine_class(phase)
-    engine = kind.load(str(folder))
-    monkeypatch.setattr(kind, "load", lambda model, **options: engine)
+def interrupting_commit(engine):
+    """The engine's `commit`, interrupted at the third token."""
     commit = engine.commit
 
-    def interrupt_third(sequences, token_ids):
+    def interrupt(sequences, token_ids):
         commit(sequences, token_ids)
         if len(sequences[0].output_ids) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine, "commit", interrupt_third)
-    text = one(kind(engine.model, engine.tokenizer, engine.options), "the sea", max_tokens=8).text
-    result = run("generate", "the sea", "-m", folder, "--phase", phase, "--max-tokens", 8)
+    return interrupt
+
+
+def interrupting_write(text):
+    """Standard output, interrupted at the third piece."""
+    if len(sys.stdout.getvalue()) > 2:
+        raise KeyboardInterrupt
+    return io.StringIO.write(sys.stdout, text)
+
+
+@pytest.mark.parametrize("at", ["step", "write"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_an_interrupt_returns_130_and_leaves_the_engine_free(run, folder, monkeypatch, phase, at):
+    kind = engine_class(phase)
+    engine = kind.load(str(folder))
+    text = one(engine, "the sea", max_tokens=8).text
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "load", lambda model, **options: engine)
+        if at == "step":
+            patch.setattr(engine, "commit", interrupting_commit(engine))
+        else:
+            screen = Screen()
+            patch.setattr(screen, "write", interrupting_write)
+            patch.setattr(sys, "stdout", screen)
+        result = run("generate", "the sea", "-m", folder, "--phase", phase, "--max-tokens", 8)
     assert (result.code, result.err) == (130, "\n")
     assert text.startswith(result.out)
-    monkeypatch.undo()
     assert one(engine, "the sea", max_tokens=8).text == text
