@@ -152,6 +152,7 @@ class Lab:
     def computes(self, run: Run, model: TinyModel, code: str, did: str, hint: str = "") -> None:
         """Fail unless every step's logits are the oracle's, whatever was drawn from them."""
         __tracebackhide__ = True
+        self.equal(run.completion.error, None, code, f"{did}; looked for an error", hint)
         known = [*run.prompt_ids, *run.token_ids]
         want = model.oracle.logits(known)[len(run.prompt_ids) - 1 : -1]
         self.equal(run.logits, want, code, f"{did}; looked at the logits of each step", hint)
