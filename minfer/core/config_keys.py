@@ -115,8 +115,16 @@ HARMLESS = {
     *("problem_type", "finetuning_task", "gradient_checkpointing", "reorder_and_upcast_attn", "unk_token_id"),
     *("is_llama_config", "transformers.js_config", "unsloth_fixed", "max_sequence_length"),
     *("num_labels", "_attn_implementation", "use_return_dict", "eos_token", "bos_token", "pretraining_tp"),
+    *("use_bfloat16", "tf_legacy_loss", "cross_attention_hidden_size", "tie_encoder_decoder", "tokenizer_class"),
+    *("decoder_start_token_id", "sep_token_id", "prefix", "unsloth_version", "output_scores"),
+    *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "temperature"),
+    *("diversity_penalty", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "bad_words_ids"),
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences", "return_dict_in_generate"),
+    *("forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty"),
+    *("suppress_tokens", "begin_suppress_tokens"),
 }
-"""Keys that do not touch the result of inference (dropout is off, training and bookkeeping facts)."""
+"""Keys that do not touch the logits: training and bookkeeping facts, and generation defaults, which older files keep
+here and which minfer takes from the request alone."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (None, 1.0, 1),
@@ -140,5 +148,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "scale_attn_by_inverse_layer_idx": (None, False),
     "add_cross_attention": (None, False),
     "is_decoder": (None, True, False),
+    "pruned_heads": (None, {}),
 }
 """Keys that would change the result: only these values are the same as absent."""

@@ -94,6 +94,16 @@ def test_null_means_what_it_means_to_transformers_not_the_default(architecture, 
     assert ours(facts) == theirs(facts)
 
 
+def test_a_dump_of_all_that_transformers_4_kept_in_a_config_is_read_without_a_warning():
+    """Training tools write every default, and version 4 kept those of generation beside the model's."""
+    generation = {"max_length": 20, "do_sample": False, "temperature": 1.0, "top_k": 50, "num_beams": 1}
+    generation |= {"repetition_penalty": 1.0, "bad_words_ids": None, "forced_eos_token_id": None, "pruned_heads": {}}
+    base = {"use_bfloat16": False, "tie_encoder_decoder": False, "chunk_size_feed_forward": 0, "tokenizer_class": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ModelConfig.from_dict({**SMALL, **generation, **base}) == ModelConfig.from_dict(SMALL)
+
+
 WINDOWS = [
     {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0},
@@ -132,6 +142,7 @@ REFUSED = [
     ("scale_attn_by_inverse_layer_idx", True),
     ("add_cross_attention", True),
     ("is_decoder", "no"),
+    ("pruned_heads", {"0": [1]}),
 ]
 
 
