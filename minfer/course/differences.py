@@ -19,7 +19,7 @@ def difference(got: Any, want: Any, what: str = "step", tolerance: float = TOLER
     if isinstance(want, list | tuple) and isinstance(got, list | tuple):
         return _list_difference(got, want)
     if type(got) is not type(want) and not isinstance(got, type(want)):
-        return repr(want), f"{_short(got)} (a {type(got).__name__}, not a {type(want).__name__})"
+        return _short(want), f"{_short(got)} (of type {type(got).__name__}, not {type(want).__name__})"
     return None if got == want else (_short(want), _short(got))
 
 
@@ -34,7 +34,7 @@ def _array_difference(got: np.ndarray, want: np.ndarray, what: str, tolerance: f
         return None
     first, all_wrong = int(wrong[0]), len(wrong) == len(rows)
     agree = "none agrees" if all_wrong else f"{len(rows) - len(wrong)} of {len(rows)} agree"
-    before = f", {what}s 0 to {first - 1} are right" if first else ""
+    before = "" if not first else f", {what} 0 is right" if first == 1 else f", {what}s 0 to {first - 1} are right"
     worst = np.nanmax(rows) if not np.isnan(rows).all() else float("nan")
     return (
         f"|d| <= {tolerance:g} in each of {len(rows)} {what}s",
@@ -58,5 +58,7 @@ def _around(items: Sequence[Any], index: int, width: int = 5) -> str:
 
 
 def _short(value: Any, limit: int = 120) -> str:
-    text = repr(value)
+    if isinstance(value, set):
+        return f"{{{', '.join(sorted(_short(item) for item in value))}}}"
+    text = value.__name__ if isinstance(value, type) else repr(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"

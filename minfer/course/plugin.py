@@ -64,11 +64,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Load what is graded once, before the first test, for each phase that it is graded as."""
     grading = session.config.stash[GRADING]
-    phases = {phase_of(item.path) for item in session.items if "engine_cls" in getattr(item, "fixturenames", ())}
     if session.config.option.collectonly:
         return
+    graded = [item.path for item in session.items if "engine_cls" in getattr(item, "fixturenames", ())]
     try:
-        for phase in sorted(phases):
+        for phase in sorted({phase_of(path) for path in graded}):
             grading.engine_cls(phase)
     except Refused as refusal:
         raise pytest.UsageError(str(refusal)) from refusal

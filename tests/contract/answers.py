@@ -60,7 +60,7 @@ class Answers:
             engine = lab.engine(engine_cls, model, context=context)
             (run,) = lab.run(engine, lab.prompt(model, length), lab.params(max_tokens=None))
             did = f"generated without a limit after {length} tokens in a context of {context}"
-            lab.equal(length + len(run.token_ids), context, code, did, hint)
+            lab.equal(length + len(run.token_ids), context, code, f"{did}; counted prompt and answer", hint)
             lab.equal(run.completion.finish_reason, FinishReason.LENGTH, code, did, hint)
             lab.follows(run, model, code, did, hint)
 

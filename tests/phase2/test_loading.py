@@ -80,7 +80,7 @@ def test_P2_08_every_family_from_its_files(engine_cls, lab):
         model = lab.model(family)
         engine = lab.load(engine_cls, model.save(lab.new_folder()))
         (run,) = lab.run(engine, lab.prompt(model, lab.sizes.window + 3), lab.params(3))
-        hint = "GPT-2's files hold their matrices (in, out): even a square one must be transposed"
+        hint = "which tensors of this family are not where they belong? GPT-2's files hold their matrices (in, out)"
         lab.follows(run, model, "P2-08", f"loaded {family} from a folder", hint)
 
     lab.each(lab.families, check)
