@@ -20,9 +20,11 @@ def start(folder):
     started = []
 
     def start(*args, **streams):
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **streams.pop("env", {})}
+        settings = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", **streams.pop("env", {})}
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        started.append(subprocess.Popen([*MINFER, *map(str, args)], env=environment, **{**pipes, **streams}))
+        started.append(
+            subprocess.Popen([*MINFER, *map(str, args)], env={**os.environ, **settings}, **{**pipes, **streams})
+        )
         return started[-1]
 
     yield start
@@ -47,10 +49,11 @@ def test_a_reader_that_leaves_is_no_error(start, folder):
     assert process.wait(30) == 1
 
 
-def test_help_into_a_closed_pipe_is_no_error(start):
+@pytest.mark.parametrize("command", ["--help", "--version", "models"])
+def test_a_closed_pipe_is_no_error(start, command):
     reader, writer = os.pipe()
     os.close(reader)
-    process = start("--help", stdout=writer)
+    process = start(command, stdout=writer)
     os.close(writer)
     assert process.stderr.read() == b""
     assert process.wait(30) == 1
