@@ -9,7 +9,7 @@ import pytest
 from minfer.core.errors import MinferError
 from minfer.course.grading import reference
 from tests.meta.in_process import grade, names_of
-from tests.mutants.catalogue import MUTANTS
+from tests.mutants.catalogue import MUTANTS, PHASES
 from tests.mutants.correct import VARIANTS
 from tests.mutants.probes import outcome
 
@@ -34,7 +34,7 @@ def test_a_right_engine_of_another_make_passes(variant, lab):
 
 def test_every_graded_test_has_a_mutant():
     codes = {mutant.code for mutant in MUTANTS}
-    for phase in (1, 2, 3):
+    for phase in PHASES:
         without = [name for name in names_of(phase) if "-".join(name.split("_")[1:3]) not in codes]
         assert not without, f"no mutant can fail {without}"
 

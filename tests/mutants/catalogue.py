@@ -4,3 +4,5 @@ from tests.mutants import contract, contract_requests, phase1, phase1_sampling, 
 
 MODULES = (contract, contract_requests, phase1, phase1_stopping, phase1_sampling, phase2, phase3)
 MUTANTS = [mutant for module in MODULES for mutant in module.MUTANTS.planted]
+PHASES = sorted({mutant.phase for mutant in MUTANTS})
+"""The phases whose tests are held to it that each is failed by a mutant, and by an exercise not yet begun."""
