@@ -52,7 +52,8 @@ CASES = {
     "yarn, one mscale only": {"rope_scaling": {**YARN, "mscale": 0.707}},
     "yarn, attention_factor": {"rope_scaling": {**YARN, "attention_factor": 1.25}},
     "yarn, not truncated": {"rope_scaling": {**YARN, "truncate": False}},
-    "yarn, other betas": {"rope_scaling": {**YARN, "beta_fast": 20.0, "beta_slow": 3.0}},
+    "yarn, other beta_fast": {"rope_scaling": {**YARN, "beta_fast": 8.0}},
+    "yarn, other beta_slow": {"rope_scaling": {**YARN, "beta_slow": 0.25}},
     "yarn, short original context": {"rope_scaling": {**YARN, "original_max_position_embeddings": 256}},
 }
 
