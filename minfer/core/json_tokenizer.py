@@ -13,10 +13,6 @@ from minfer.core.table_tokenizer import TableTokenizer
 from minfer.core.token_decoder import TokenDecoder
 from minfer.core.tokenizer_files import TokenizerFiles, read_json, well_formed
 
-FLAGS = ("lstrip", "rstrip", "single_word")
-"""How an added token takes its surroundings. Those of control tokens are `TokenSplitter`'s work, so the package gets
-them only for the others."""
-
 
 class JsonTokenizer(TableTokenizer):
     """Text is split by the package tokenizers; what a token stands for is worked out from the file's `decoder`.
@@ -127,7 +123,9 @@ def _respelled(data: Mapping[str, Any], tokens: Sequence[AddedToken], private: M
             "content": renamed.get(token.text, token.text),
             "special": token.special,
             "normalized": not token.special and normalized.get(token.text, True),
-            **{flag: not token.special and getattr(token, flag) for flag in FLAGS},
+            "lstrip": token.lstrip,
+            "rstrip": token.rstrip,
+            "single_word": token.single_word,
         }
         for token in tokens
     ]

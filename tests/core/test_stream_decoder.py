@@ -38,7 +38,7 @@ def stream(tokenizer, prompt_ids, ids):
 def test_the_pieces_join_to_the_one_shot_text_whatever_the_ids(load, kind):
     tokenizer = load(kind)
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=70, deadline=None)
     @given(any_ids(tokenizer), any_ids(tokenizer))
     def check(prompt_ids, ids):
         assert "".join(stream(tokenizer, prompt_ids, ids)) == tokenizer.decode_after(prompt_ids, ids)

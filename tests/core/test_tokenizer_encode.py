@@ -215,6 +215,19 @@ def test_a_control_token_of_one_character_leaves_that_character_to_the_text(load
     assert tokenizer.encode("<|end|>!", parse_special=True) == [421, data["model"]["vocab"]["!"]]
 
 
+def test_a_piece_of_one_character_that_the_config_takes_for_padding_is_left_to_the_text(load_files):
+    tokenizer = load_files(model=sentencepiece_model(), config={"pad_token": "w"})
+    assert tokenizer.encode("ww wind", add_special_tokens=False) == Library("bpe").encode("ww wind")
+
+
+def test_what_a_vocabulary_cannot_spell_is_its_unknown_token(load_files):
+    model = {"type": "WordLevel", "vocab": {"<unk>": 0, "<s>": 1, "sea": 2}, "unk_token": "<unk>"}
+    data = {**json.loads(llama2_json(False)), "model": model, "pre_tokenizer": {"type": "WhitespaceSplit"}}
+    tokenizer = load_files(tokenizer={**data, "added_tokens": data["added_tokens"][:2]})
+    assert tokenizer.encode("the <s> sea") == [1, 0, 0, 2]
+    assert tokenizer.encode("the <s> sea", parse_special=True) == [1, 0, 1, 2]
+
+
 @pytest.mark.parametrize("kind", JSON_KINDS)
 def test_parsed_control_tokens_get_the_librarys_ids(load, kind):
     tokenizer, library = load(kind), Library(kind).tokenizer
@@ -230,12 +243,20 @@ def test_parsed_control_tokens_get_the_librarys_ids(load, kind):
     check()
 
 
-@pytest.mark.parametrize("legacy", [False, True])
-def test_sentencepiece_puts_its_prefix_after_control_tokens_only_where_it_is_legacy(load_files, legacy):
-    tokenizer = load_files(model=sentencepiece_model(), config={"legacy": legacy})
-    library = LibraryTokenizer.from_str(llama2_json(legacy))
+@pytest.mark.parametrize("config", [{"legacy": False}, {"legacy": True}, {}])
+def test_sentencepiece_puts_its_prefix_after_control_tokens_unless_it_is_not_legacy(load_files, config):
+    tokenizer = load_files(model=sentencepiece_model(), config=config)
+    library = LibraryTokenizer.from_str(llama2_json(config.get("legacy", True)))
     for text in ["<s>The sea</s>was<s></s>\n grey", "The<s>sea", "<s>"]:
         assert tokenizer.encode(text, parse_special=True) == library.encode(text).ids[not text.startswith("The") :]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bpe"])
+def test_of_control_tokens_that_begin_alike_the_longest_is_meant(tmp_path, kind):
+    entries = {str(420 + i): {"content": text, "special": True} for i, text in enumerate(["<a", "<a>", "<a>>", "a>"])}
+    folder = write_folder(folder_of(kind, tmp_path), {"tokenizer_config.json": {"added_tokens_decoder": entries}})
+    ids = load_tokenizer(folder).encode("<a><a<a>>a>", add_special_tokens=False, parse_special=True)
+    assert ids == [421, 420, 422, 423]
 
 
 @pytest.mark.parametrize("kind", ["tokenizer.model", "tokenizer.json"])
@@ -280,11 +301,11 @@ def test_added_tokens_decoder_adds_to_a_sentencepiece_model(load_files):
     entries = {"420": {"content": "<|im_start|>", "special": True}, "421": {"content": "<tool>", "special": False}}
     tokenizer = load_files(
         model=sentencepiece_model(),
-        config={"added_tokens_decoder": entries, "eos_token": "<|im_start|>"},
-        added_tokens={"<tool>": 421, "<older>": 423},
+        config={"added_tokens_decoder": entries, "eos_token": "<|im_end|>"},
+        added_tokens={"<|im_start|>": 420, "<older>": 423, "<|im_end|>": 424},
     )
-    assert (tokenizer.vocab_size, tokenizer.eos_token_ids) == (424, (420,))
-    assert tokenizer.special_ids == {0, 1, 2, 420}
+    assert (tokenizer.vocab_size, tokenizer.eos_token_ids) == (425, (424,))
+    assert tokenizer.special_ids == {0, 1, 2, 420, 424}
     assert tokenizer.decode([421, 420, 423, 422]) == "<tool><older>"
     ids = tokenizer.encode("<|im_start|><tool><older>")
     assert 420 not in ids
@@ -302,7 +323,7 @@ def test_added_tokens_decoder_renames_a_reserved_piece(load_files):
 
 
 def test_a_piece_that_the_config_names_is_a_control_token(load_files):
-    model = sentencepiece_model(user_defined_symbols="<|turn|>,<|tool|>")
+    model = sentencepiece_model(user_defined_symbols="<|turn|>,<|tool|>", normalization_rule_name="nmt_nfkc")
     index = sentencepiece.SentencePieceProcessor(model_proto=model).piece_to_id("<|turn|>")
     for config in ({"additional_special_tokens": ["<|turn|>"]}, {"extra_special_tokens": {"turn": "<|turn|>"}}):
         tokenizer = load_files(model=model, config=config)
@@ -314,12 +335,14 @@ def test_a_piece_that_the_config_names_is_a_control_token(load_files):
 
 
 def test_the_config_adds_to_a_tokenizer_json(load_files):
-    entries = {"425": {"content": "<|new|>", "special": True}, "421": {"content": "<|other|>", "special": True}}
+    new, other, moved = ({"content": text, "special": True} for text in ("<|new|>", "<|other|>", "<|im_end|>"))
+    entries = {"425": new, "421": other, "430": moved}  # where they contradict, tokenizer.json is right
     tokenizer = load_files(
         tokenizer=byte_level_json("qwen"),
         config={"added_tokens_decoder": entries, "additional_special_tokens": ["<tool_call>"]},
     )
-    assert tokenizer.encode("<|new|><|im_start|>", parse_special=True) == [425, 421]
+    assert tokenizer.encode("<|new|><|im_start|><|im_end|>", parse_special=True) == [425, 421, 422]
+    assert tokenizer.vocab_size == 426
     assert tokenizer.special_ids == {420, 421, 422, 423, 425}
     assert tokenizer.special_ids.isdisjoint(tokenizer.encode("<tool_call><|new|>"))
 
