@@ -21,7 +21,7 @@ def model_class(config: ModelConfig) -> type[Transformer] | type[GPT2]:
     return GPT2 if config.architecture == "GPT2LMHeadModel" else Transformer
 
 
-def open_model(model: str | Path) -> tuple[Checkpoint | RandomCheckpoint, Tokenizer]:
+def open_model(model: str | Path) -> tuple[Checkpoint, Tokenizer]:
     """Checkpoint and tokenizer of "tiny", a folder, a pulled name or "random:<shape>". Raises `MinferError`."""
     if not isinstance(model, str | Path):
         raise CheckpointError(f"a model is a name or a folder, not {model!r}")
@@ -34,7 +34,7 @@ def open_model(model: str | Path) -> tuple[Checkpoint | RandomCheckpoint, Tokeni
     return Checkpoint(folder), load_tokenizer(folder)
 
 
-def skeleton(checkpoint: Checkpoint | RandomCheckpoint) -> Transformer | GPT2:
+def skeleton(checkpoint: Checkpoint) -> Transformer | GPT2:
     """The checkpoint's model without memory for its weights: parameters have shapes only (device `meta`)."""
     with torch.device("meta"), _WithoutInit():
         return model_class(checkpoint.config)(checkpoint.config)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from minfer.core.batch import ForwardBatch
+from minfer.core.errors import RequestError
 from minfer.core.sequence import Sequence
 from minfer.phase2 import Engine as Phase2Engine
 from minfer.phase2 import EngineOptions
@@ -24,7 +25,7 @@ class Engine(Phase2Engine):
     def admit(self, sequences: list[Sequence]) -> None:
         """Give the cache to the sequences, empty and with room for their last tokens."""
         if self.owners:
-            raise RuntimeError(f"request {self.owners[0].id} still streams from this engine: finish or close it first")
+            raise RequestError(f"request {self.owners[0].id} still streams from this engine: finish or close it first")
         self.owners = list(sequences)
         super().admit(sequences)
         self.cache.reserve(sequences)
