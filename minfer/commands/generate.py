@@ -21,7 +21,7 @@ from minfer.plots.recording import Recording
 from minfer.plots.run_figure import check_format, draw
 from minfer.plots.run_text import block_map, timeline
 
-DEFAULT_PROMPT = "KING HENRY. Once more"
+DEFAULT_PROMPT = "KING HENRY:\nOnce more"
 STDIN = "-"
 
 
