@@ -89,7 +89,7 @@ class Engine(Phase4Engine):
         made = self.sequences([prompt], params)
         if len(made) > 1:
             raise RequestError(f"submit takes one sample, not n = {len(made)}: use generate, or submit n times")
-        self.inbox.append(made[0])
+        self._queue(made[0])
         return made[0]
 
     def abort(self, request_id: int) -> bool:
@@ -113,10 +113,7 @@ class Engine(Phase4Engine):
         """Step until these are finished; others that were submitted advance too."""
         try:
             for sequence in sequences:
-                if sequence.finished:  # max_tokens = 0
-                    self.start(sequence)
-                else:
-                    self.inbox.append(sequence)
+                self._queue(sequence)
             own = {sequence.id for sequence in sequences}
             while not all(sequence.finished for sequence in sequences):
                 yield [sequence for sequence in self.step() if sequence.id in own]
@@ -155,6 +152,12 @@ class Engine(Phase4Engine):
                 if sequence.finished:
                     self.release(sequence)
             return advanced
+
+    def _queue(self, sequence: Sequence) -> None:
+        if sequence.finished:  # max_tokens = 0: there is nothing to schedule
+            self.start(sequence)
+        else:
+            self.inbox.append(sequence)
 
     def _take_in(self) -> None:
         while self.inbox:
