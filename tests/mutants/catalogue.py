@@ -1,8 +1,23 @@
 """Every planted bug."""
 
-from tests.mutants import contract, contract_requests, phase1, phase1_sampling, phase1_stopping, phase2, phase3
+from tests.mutants import (
+    contract,
+    contract_requests,
+    phase1,
+    phase1_sampling,
+    phase1_stopping,
+    phase2,
+    phase3,
+    phase4,
+    phase5,
+    phase5_prefixes,
+    phase5_schedule,
+)
 
-MODULES = (contract, contract_requests, phase1, phase1_stopping, phase1_sampling, phase2, phase3)
+MODULES = (
+    *(contract, contract_requests, phase1, phase1_stopping, phase1_sampling, phase2, phase3),
+    *(phase4, phase5, phase5_schedule, phase5_prefixes),
+)
 MUTANTS = [mutant for module in MODULES for mutant in module.MUTANTS.planted]
 PHASES = sorted({mutant.phase for mutant in MUTANTS})
 """The phases whose tests are held to it that each is failed by a mutant, and by an exercise not yet begun."""
