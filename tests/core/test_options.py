@@ -57,6 +57,13 @@ def test_options_do_not_change():
     at_least(EngineOptions(context=8), "context", 8)
 
 
+def test_true_is_not_the_number_1():
+    options = EngineOptions()
+    object.__setattr__(options, "context", True)
+    with pytest.raises(OptionsError, match=r"^context = True: give an integer of at least 1"):
+        at_least(options, "context", 1)
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_context_is_the_models_or_what_was_asked_for_below_it(phase):
     assert build(phase).context == CONTEXT

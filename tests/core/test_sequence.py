@@ -146,6 +146,12 @@ def test_taking_a_request_back_keeps_what_it_has_and_says_abort():
     assert sequence.take_text() == "st"
 
 
+def test_half_a_character_is_not_shown_when_a_request_is_taken_back():
+    sequence = feed(start(), "a", 0xC3)
+    sequence.finish(FinishReason.ABORT, now=3.0)
+    assert sequence.completion().text == "a"
+
+
 def test_ending_twice_changes_nothing():
     sequence = feed(start(), "ab", EOS)
     before = sequence.completion()
