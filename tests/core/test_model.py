@@ -98,7 +98,7 @@ def heads(length, count, seed, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 6])
-@pytest.mark.parametrize("window", [None, 1, 3, 50])
+@pytest.mark.parametrize("window", [None, 1, 3, 8, 9, 50])
 def test_causal_attention_is_the_formula_with_grouped_heads_and_a_window(kv_heads, window):
     q, k, v = heads(9, 6, 0), heads(9, kv_heads, 1), heads(9, kv_heads, 2)
     distance = torch.arange(9)[:, None] - torch.arange(9)
