@@ -41,12 +41,19 @@ class Engine(Phase3Engine):
         for group in (sequences[first : first + size] for first in range(0, len(sequences), size)):
             try:
                 self.admit(group)
-                while running := [sequence for sequence in group if not sequence.finished]:
-                    yield self.execute(running)
+                yield from self._run_group(group)
             finally:
                 for sequence in group:
                     sequence.finish(FinishReason.ABORT, self.device.clock())
                     self.release(sequence)
+
+    def _run_group(self, group: list[Sequence]) -> Iterator[list[Sequence]]:
+        try:
+            while running := [sequence for sequence in group if not sequence.finished]:
+                yield self.execute(running)
+        except Exception:
+            self.allocate()  # what a failed step has written may be NaN, and 0 · NaN is NaN: no mask hides it
+            raise
 
     def prepare(self, sequences: list[Sequence]) -> ForwardBatch:
         """What the cache does not hold of each sequence, padded on the right to one width."""
