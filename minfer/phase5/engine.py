@@ -60,6 +60,8 @@ class Engine(Phase4Engine):
         self.scheduled: list[Sequence] = []  # in the last step, and how many tokens of each
         self.counts: list[int] = []
         self.stepping = threading.RLock()
+        self.in_step = False
+        self.leaving: deque[int] = deque()  # ids of requests to take back when the step has ended
 
     def blocks_that_fit(self) -> int:
         """Blocks for `max_batch` requests of 2048 tokens and for one of the whole context, if memory allows."""
@@ -95,6 +97,9 @@ class Engine(Phase4Engine):
     def abort(self, request_id: int) -> bool:
         """Take a request back, whatever its state; from any thread, between steps. False: not known, or finished."""
         with self.stepping:
+            if self.in_step:  # the garbage collector may close a stream in the middle of a step
+                self.leaving.append(request_id)
+                return True
             self._take_in()
             for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
                 if sequence.id == request_id:
@@ -131,27 +136,37 @@ class Engine(Phase4Engine):
         `abort` and its `error`.
         """
         with self.stepping:
-            self._take_in()
-            self.scheduled = self.scheduler.schedule()
-            self.counts = [sequence.num_scheduled for sequence in self.scheduled]
-            if not self.scheduled:
-                return []
+            self.in_step = True
             try:
-                for sequence in self.scheduled:
-                    if sequence.timestamps.scheduled is None:  # else it was preempted and comes back
-                        self.start(sequence)
-                advanced = self.execute(self.scheduled)
-            except Exception as error:
-                advanced = self._fail(error)
-            except BaseException:
-                self.scheduler.roll_back(self.scheduled)
-                raise
-            for sequence in advanced:
-                self.scheduler.clear(sequence)
+                return self._step()
+            finally:
+                self.in_step = False
+                while self.leaving:
+                    self.abort(self.leaving.popleft())
+
+    def _step(self) -> list[Sequence]:
+        self._take_in()
+        self.scheduled = self.scheduler.schedule()
+        self.counts = [sequence.num_scheduled for sequence in self.scheduled]
+        if not self.scheduled:
+            return []
+        try:
+            self._clear(self.scheduler.unclean)
             for sequence in self.scheduled:
-                if sequence.finished:
-                    self.release(sequence)
-            return advanced
+                if sequence.timestamps.scheduled is None:  # else it was preempted and comes back
+                    self.start(sequence)
+            advanced = self.execute(self.scheduled)
+        except Exception as error:
+            advanced = self._fail(error)
+        except BaseException:
+            self._roll_back()
+            raise
+        for sequence in advanced:
+            self.scheduler.clear(sequence)
+        for sequence in self.scheduled:
+            if sequence.finished:
+                self.release(sequence)
+        return advanced
 
     def _queue(self, sequence: Sequence) -> None:
         if sequence.finished:  # max_tokens = 0: there is nothing to schedule
@@ -163,15 +178,30 @@ class Engine(Phase4Engine):
         while self.inbox:
             self.scheduler.add(self.inbox.popleft())
 
+    def _clear(self, blocks: list[int]) -> None:
+        """Zero these blocks: a mask hides what is in them only if it is finite, since 0 · NaN is NaN."""
+        if blocks:
+            index = torch.tensor(blocks, device=self.device.torch_device)
+            for layer in self.cache.layers:
+                layer.keys[index] = 0
+                layer.values[index] = 0
+            blocks.clear()
+
     def _fail(self, error: Exception) -> list[Sequence]:
         """A step has raised: end its request if there was only one, else find the culprit."""
+        self._roll_back()
+        if len(self.scheduled) == 1:
+            (sequence,) = self.scheduled
+            sequence.error = error
+            sequence.finish(FinishReason.ABORT, self.device.clock())
+        return [sequence for sequence in self.scheduled if sequence.finished]
+
+    def _roll_back(self) -> None:
         self.scheduler.roll_back(self.scheduled)
-        if len(self.scheduled) > 1:
-            return []
-        (sequence,) = self.scheduled
-        sequence.error = error
-        sequence.finish(FinishReason.ABORT, self.device.clock())
-        return [sequence]
+        for sequence in self.scheduled:
+            del sequence.logprobs[len(sequence.output_ids) :]
+            if not sequence.output_ids:
+                sequence.timestamps.scheduled = None  # it starts anew, since its prompt may not have been scored
 
     # ---- a step --------------------------------------------------------------------------------------------------
 
@@ -228,8 +258,10 @@ class Engine(Phase4Engine):
 
     def debug_state(self) -> dict[str, Any]:
         """What the scheduler and the pool hold now, as plain JSON values; see `state.debug_state`."""
-        return debug_state(self.scheduler, list(zip(self.scheduled, self.counts, strict=True)))
+        with self.stepping:
+            return debug_state(self.scheduler, list(zip(self.scheduled, self.counts, strict=True)))
 
     def kv_usage(self) -> KVUsage:
         """How much of the blocks in use holds something now: paging loses only what is empty in each last block."""
-        return kv_usage(self.scheduler)
+        with self.stepping:
+            return kv_usage(self.scheduler)

@@ -38,6 +38,8 @@ class Scheduler:
         self.tables: dict[int, list[int]] = {}
         self.contents: dict[int, list[Content]] = {}  # of each known sequence's full blocks
         self.suspects: list[Sequence] = []
+        self.unproven: set[int] = set()  # blocks that no token was drawn from since they were written: NaN, perhaps
+        self.unclean: list[int] = []  # those of them that were given out again and must be cleared before the step
         self.preemptions = 0
         self.shared_tokens = 0
 
@@ -84,10 +86,16 @@ class Scheduler:
         self.preemptions += 1
 
     def roll_back(self, scheduled: list[Sequence]) -> None:
-        """A step has failed: nothing that it wrote may be believed, and each of its requests is run alone next."""
+        """A step has failed: nothing that it wrote may be believed, and each of its requests is run alone next.
+
+        Who had its last token by then is done, and leaves.
+        """
         for sequence in scheduled:
             for block in self.tables.get(sequence.id, ()):
                 self.allocator.forget(block)
+                self.unproven.add(block)
+            if sequence.finished:
+                self.release(sequence)
         self._preempt_all()  # those included that shared what was not written
         self.suspects = [sequence for sequence in scheduled if not sequence.finished]
 
@@ -125,7 +133,7 @@ class Scheduler:
             self.preempt(last)
             if last is sequence:
                 return False
-        table += [self.allocator.allocate() for _ in range(missing)]
+        table += self._allocate(missing)
         self._schedule(sequence, count)
         return True
 
@@ -144,7 +152,7 @@ class Scheduler:
         self.shared_tokens += sequence.num_cached
         count = self._chunk(sequence, budget)
         missing = self.blocks_for(sequence.num_cached + count) - len(shared)
-        self.tables[sequence.id] = shared + [self.allocator.allocate() for _ in range(missing)]
+        self.tables[sequence.id] = shared + self._allocate(missing)
         self._schedule(sequence, count)
         return True
 
@@ -181,6 +189,15 @@ class Scheduler:
             contents.append(chain(contents[-1].digest if contents else b"", tokens))
         return contents[:full]
 
+    def _allocate(self, count: int) -> list[int]:
+        blocks = [self.allocator.allocate() for _ in range(count)]
+        self.unclean += [block for block in blocks if block in self.unproven]
+        self.unproven.difference_update(blocks)
+        return blocks
+
     def _free(self, sequence: Sequence) -> None:
-        for block in reversed(self.tables.pop(sequence.id, [])):  # the end of a prefix is forgotten before its start
+        table = self.tables.pop(sequence.id, [])
+        if sequence.num_cached < len(sequence.token_ids) - 1:  # it leaves in the middle of its prompt
+            self.unproven.update(table)
+        for block in reversed(table):  # the end of a prefix is forgotten before its start
             self.allocator.release(block)
