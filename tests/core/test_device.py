@@ -116,7 +116,7 @@ def test_memory_of_a_card_counts_what_torch_holds_without_using_it_as_free(cards
 def test_memory_of_the_cpu_is_in_bytes_and_grows_with_what_is_allocated():
     cpu = CPU()
     before = cpu.used_memory()
-    held = torch.ones(16 * 2**20, dtype=torch.uint8)
+    held = torch.ones(64 * 2**20, dtype=torch.uint8)  # more than malloc keeps from what was freed
     grown = cpu.used_memory() - before
     assert 0.9 * held.nbytes < grown < 2 * held.nbytes
     assert 2**28 < cpu.free_memory() < cpu.total_memory()
