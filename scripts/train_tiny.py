@@ -169,7 +169,8 @@ def card(text: Path, bible: Path, minutes: float = 60.0, work: Path = Path("tiny
     """Write the model card from the shipped weights and the log of the run that made them (of `minutes` minutes)."""
     from tiny_card import write_card  # needs the whole of minfer, which training does not
 
-    write_card(text, bible, json.loads((work / "log.jsonl").read_text().splitlines()[-1]), minutes)
+    log = [json.loads(line) for line in (work / "log.jsonl").read_text().splitlines()]
+    write_card(text, bible, log, minutes)
 
 
 if __name__ == "__main__":
