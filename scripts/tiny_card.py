@@ -41,7 +41,7 @@ chat model and no source of facts.
 | tokenizer | SentencePiece BPE, $vocabulary pieces, byte fallback, digits split, whitespace kept as it is |
 | weights | bfloat16, $megabytes MB |
 | trained on | $tokens tokens in $steps steps: $passes passes over $train_tokens tokens ($train_characters characters) |
-| where | $machine, 2 threads, shared with other work: $minutes minutes, $speed tokens/s (PyTorch $torch) |
+| where | $machine, shared with other work: $minutes minutes, $speed tokens/s (PyTorch $torch) |
 
 ## Text and licence
 
