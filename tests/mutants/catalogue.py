@@ -9,14 +9,18 @@ from tests.mutants import (
     phase2,
     phase3,
     phase4,
+    phase4_rows,
     phase5,
+    phase5_interface,
+    phase5_preemption,
     phase5_prefixes,
     phase5_schedule,
 )
 
 MODULES = (
     *(contract, contract_requests, phase1, phase1_stopping, phase1_sampling, phase2, phase3),
-    *(phase4, phase5, phase5_schedule, phase5_prefixes),
+    *(phase4, phase4_rows),
+    *(phase5, phase5_preemption, phase5_schedule, phase5_prefixes, phase5_interface),
 )
 MUTANTS = [mutant for module in MODULES for mutant in module.MUTANTS.planted]
 PHASES = sorted({mutant.phase for mutant in MUTANTS})

@@ -1,9 +1,30 @@
-"""Probes of phase 5: what is seen of requests that are served step by step."""
+"""Probes of phases 4 and 5: what is seen of requests in one batch, and of those that are served step by step."""
 
+from minfer.core.params import SamplingParams
 from tests.mutants.probes import ids
 
 ENOUGH = 150
 """Steps after which a trace that goes on is cut off."""
+
+HOT = [SamplingParams(count, temperature=1.5, seed=3, ignore_eos=True) for count in (6, 4, 8)]
+"""Parameters of three requests that are sampled."""
+
+
+def batch(family="llama", lengths=(2, 9, 5), counts=(6, 6, 6), prompts=None, asked=None, **options):
+    """All that is seen of some prompts in one call: tokens, logits of every step, tokens computed per step."""
+
+    def probe(engine_cls, lab):
+        model = lab.model(family)
+        engine = lab.engine(engine_cls, model, **options)
+        given = prompts or [ids(model, length, number) for number, length in enumerate(lengths)]
+        params = asked or [lab.params(count) for count in counts]
+        runs = lab.run(engine, given, params)
+        return (
+            [(run.prompt_ids, run.token_ids, run.logits.round(6).tolist()) for run in runs],
+            engine.record.forwarded,
+        )
+
+    return probe
 
 
 def served(family="llama", lengths=(5, 9, 3), counts=(6, 4, 8), prompts=None, asked=(), act=None, gap=0, **options):
