@@ -123,15 +123,17 @@ class Sequence:
 
     def append(self, token_id: int, now: float) -> None:
         """Take in the token that was drawn, add its text, and end the request if a stop rule says so."""
+        may_stop = len(self.output_ids) >= self.params.min_tokens
+        ends = may_stop and token_id in self.end_ids
+        text = self._decoder.push(token_id) if self._decoder and not ends else ""  # first: it may raise
         self.output_ids.append(token_id)
         self.token_ids.append(token_id)
         self.timestamps.tokens.append(now)
-        may_stop = len(self.output_ids) > self.params.min_tokens
-        if may_stop and token_id in self.end_ids:
+        if ends:
             self.stop_reason = token_id
             self.finish(FinishReason.STOP, now)
             return
-        self._add_text(self._decoder.push(token_id) if self._decoder else "", may_stop, now)
+        self._add_text(text, may_stop, now)
         if not self.finished and len(self.token_ids) >= self.max_length:
             self.finish(FinishReason.LENGTH, now)
 
@@ -148,9 +150,9 @@ class Sequence:
 
     def take_text(self) -> str:
         """The text that is new since the last call; what may still become a stop string is not in it."""
-        piece = self.text[self._taken :]
-        self._taken = len(self.text)
-        return piece
+        text, start = self.text, self._taken  # another thread's step may add to it meanwhile
+        self._taken = len(text)
+        return text[start:]
 
     def completion(self) -> Completion:
         """What the user gets; the request must be finished."""

@@ -15,7 +15,7 @@ from minfer.core.sequence import FinishReason, Sequence
 from minfer.phase4 import BatchOptions, KVUsage
 from minfer.phase4 import Engine as Phase4Engine
 from minfer.phase5.block_allocator import BlockAllocator
-from minfer.phase5.paged_kv_cache import PagedKVCache, PagedStep, Segment
+from minfer.phase5.paged_kv_cache import PagedKVCache, Span
 from minfer.phase5.scheduler import Limits, Scheduler
 from minfer.phase5.state import debug_state, kv_usage
 
@@ -151,7 +151,7 @@ class Engine(Phase4Engine):
         if not self.scheduled:
             return []
         try:
-            self._clear(self.scheduler.unclean)
+            self.cache.clear(self.scheduler.unclean)
             for sequence in self.scheduled:
                 if sequence.timestamps.scheduled is None:  # else it was preempted and comes back
                     self.start(sequence)
@@ -178,15 +178,6 @@ class Engine(Phase4Engine):
         while self.inbox:
             self.scheduler.add(self.inbox.popleft())
 
-    def _clear(self, blocks: list[int]) -> None:
-        """Zero these blocks: a mask hides what is in them only if it is finite, since 0 · NaN is NaN."""
-        if blocks:
-            index = torch.tensor(blocks, device=self.device.torch_device)
-            for layer in self.cache.layers:
-                layer.keys[index] = 0
-                layer.values[index] = 0
-            blocks.clear()
-
     def _fail(self, error: Exception) -> list[Sequence]:
         """A step has raised: end its request if there was only one, else find the culprit."""
         self._roll_back()
@@ -207,53 +198,25 @@ class Engine(Phase4Engine):
 
     def prepare(self, sequences: list[Sequence]) -> ForwardBatch:
         """One flat batch: first the rows of single tokens, then the longer chunks, one behind the other."""
-        decodes = [sequence for sequence in sequences if sequence.num_scheduled == 1]
-        chunks = [sequence for sequence in sequences if sequence.num_scheduled > 1]
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
+        ordered = sorted(sequences, key=lambda sequence: sequence.num_scheduled > 1)
+        flat: tuple[list[int], list[int], list[int]] = ([], [], [])  # token ids, positions, slots
         rows: list[int] = []
         drawing: list[Sequence] = []
-        for sequence in decodes + chunks:
-            end = sequence.num_cached + sequence.num_scheduled
-            token_ids += sequence.token_ids[sequence.num_cached : end]
-            positions += range(sequence.num_cached, end)
-            slots += self.slots(sequence)
-            if end == len(sequence.token_ids):  # else the prompt goes on in the next step: nothing to draw yet
-                rows.append(len(token_ids) - 1)
+        spans: list[Span] = []
+        for sequence in ordered:
+            span = Span(sequence.num_cached, sequence.num_scheduled, self.scheduler.tables[sequence.id])
+            spans.append(span)
+            flat[0].extend(sequence.token_ids[span.start : span.end])
+            flat[1].extend(range(span.start, span.end))
+            flat[2].extend(span.slots(self.cache.block_size))
+            if span.end == len(sequence.token_ids):  # else the prompt goes on in the next step: nothing to draw yet
+                rows.append(len(flat[0]) - 1)
                 drawing.append(sequence)
-        flat = torch.tensor([token_ids, positions, slots], device=self.device.torch_device)
-        step = self.paged_step(decodes, chunks, flat[1], flat[2])
+        device = self.device.torch_device
+        input_ids, positions, slots = torch.tensor(flat, device=device)
+        attention = self.cache.begin(spans, positions, slots)
         return ForwardBatch(
-            flat[0], flat[1], self.cache.begin(step), torch.tensor(rows, device=flat.device, dtype=torch.int64), drawing
-        )
-
-    def slots(self, sequence: Sequence) -> list[int]:
-        """Where the pool takes the sequence's scheduled tokens."""
-        size, table = self.cache.block_size, self.scheduler.tables[sequence.id]
-        span = range(sequence.num_cached, sequence.num_cached + sequence.num_scheduled)
-        return [table[position // size] * size + position % size for position in span]
-
-    def paged_step(
-        self, decodes: list[Sequence], chunks: list[Sequence], positions: torch.Tensor, slots: torch.Tensor
-    ) -> PagedStep:
-        """Tables, masks and segments of the flat batch; `positions` and `slots` are int64 `(N,)`."""
-        cache, device = self.cache, self.device.torch_device
-        tables = [self.scheduler.tables[sequence.id] for sequence in decodes]
-        width = max((len(table) for table in tables), default=0)
-        padded = [table + [cache.scratch] * (width - len(table)) for table in tables]
-        segments: list[Segment] = []
-        first = len(decodes)
-        for sequence in chunks:
-            rows = slice(first, first + sequence.num_scheduled)
-            table = torch.tensor(self.scheduler.tables[sequence.id], device=device) if sequence.num_cached else None
-            segments.append(cache.segment(rows, positions[rows], table))
-            first = rows.stop
-        return PagedStep(
-            slots,
-            torch.tensor(padded, device=device, dtype=torch.int64),
-            cache.decode_masks(positions[: len(decodes)], width * cache.block_size) if decodes else {},
-            segments,
+            input_ids, positions, attention, torch.tensor(rows, device=device, dtype=torch.int64), drawing
         )
 
     def debug_state(self) -> dict[str, Any]:

@@ -12,6 +12,24 @@ from minfer.core.attention import Attention, Visible, attend, causal_mask
 from minfer.core.config import ModelConfig
 
 
+@dataclass(frozen=True)
+class Span:
+    """The tokens of one sequence that a step computes: `count` of them, from position `start` on."""
+
+    start: int
+    count: int
+    table: list[int]  # block ids of the sequence's first start + count tokens
+
+    @property
+    def end(self) -> int:
+        """The position behind the last."""
+        return self.start + self.count
+
+    def slots(self, block_size: int) -> list[int]:
+        """Where the pool takes the tokens."""
+        return [self.table[p // block_size] * block_size + p % block_size for p in range(self.start, self.end)]
+
+
 @dataclass
 class Segment:
     """A prompt, or a chunk of one, in the flat batch."""
@@ -64,9 +82,31 @@ class PagedKVCache:
         """Bytes of one block over all layers: 2 · layers · block_size · kv_heads · head_dim · bytes."""
         return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
 
-    def begin(self, step: PagedStep) -> list[Attention]:
-        """Start a step; one attention per layer."""
-        self.step = step
+    def clear(self, blocks: list[int]) -> None:
+        """Zero these blocks, and empty the list: what a failed step wrote may be NaN, which no mask hides."""
+        if blocks:
+            for layer in self.layers:
+                layer.keys[blocks] = 0
+                layer.values[blocks] = 0
+            blocks.clear()
+
+    def begin(self, spans: list[Span], positions: Tensor, slots: Tensor) -> list[Attention]:
+        """Start a step that brings `spans`, those of one token first; `positions`, `slots` int64 `(N,)` of all tokens.
+
+        Tables and masks of the step are made here, once for all layers. Returns one attention per layer.
+        """
+        decodes = [span for span in spans if span.count == 1]
+        width = max((len(span.table) for span in decodes), default=0)
+        tables = [span.table + [self.scratch] * (width - len(span.table)) for span in decodes]
+        segments: list[Segment] = []
+        first = len(decodes)
+        for span in spans[len(decodes) :]:
+            rows = slice(first, first + span.count)
+            table = torch.tensor(span.table, device=slots.device) if span.start else None
+            segments.append(self.segment(rows, positions[rows], table))
+            first = rows.stop
+        masks = self.decode_masks(positions[: len(decodes)], width * self.block_size) if decodes else {}
+        self.step = PagedStep(slots, torch.tensor(tables, device=slots.device, dtype=torch.int64), masks, segments)
         return list(self.layers)
 
     def decode_masks(self, positions: Tensor, width: int) -> dict[int | None, Tensor]:

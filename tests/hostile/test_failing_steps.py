@@ -106,6 +106,29 @@ def test_a_tokenizer_that_fails(lab, model):
     works(service)
 
 
+class BrittleOnce(BrittleDecoder):
+    def push(self, token_id):
+        self.pushed += 1
+        if self.pushed == 3:
+            raise UnicodeError("planted")
+        return StreamDecoder.push(self, token_id)
+
+
+class FailsOnce(Pieces):
+    def stream_decoder(self, prompt_ids=()):
+        kind = BrittleOnce if MARK in prompt_ids else StreamDecoder
+        return kind(self._table, prompt_ids)
+
+
+def test_a_tokenizer_that_fails_once_loses_no_text(lab, model):
+    service = serving(Engine, lab, model, tokenizer=FailsOnce(lab.sizes.vocab, {}, [lab.eos]))
+    submit(service, lab, culprit=1)
+    service.drain()
+    right_tokens(model, service.sequences)
+    for sequence in service.sequences:
+        assert sequence.text == "".join(f" {token}" for token in sequence.output_ids)
+
+
 def test_generate_marks_the_failed_and_raises_only_if_all_failed(lab, model):
     service = serving(Failing, lab, model)
     good = lab.prompt(model, 5)
