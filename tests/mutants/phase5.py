@@ -220,10 +220,19 @@ class OneMoreAtTheBoundary(OtherParts):
 class FullBlockWrittenOver(Engine):
     """Takes the slot of the block before when a new one begins."""
 
-    def slots(self, sequence):
-        size, table = self.cache.block_size, self.scheduler.tables[sequence.id]
-        span = range(sequence.num_cached, sequence.num_cached + sequence.num_scheduled)
-        return [table[max(0, position - 1) // size] * size + position % size for position in span]
+    def allocate(self):
+        super().allocate()
+        begin, size = self.cache.begin, self.cache.block_size
+
+        def begins(spans, positions, slots):
+            late = [
+                span.table[max(0, p - 1) // size] * size + p % size
+                for span in spans
+                for p in range(span.start, span.end)
+            ]
+            return begin(spans, positions, torch.tensor(late))
+
+        self.cache.begin = begins
 
 
 # ---- what is written, and whose it is --------------------------------------------------------------------------------
