@@ -230,7 +230,7 @@ class FullBlockWrittenOver(Engine):
                 for span in spans
                 for p in range(span.start, span.end)
             ]
-            return begin(spans, positions, torch.tensor(late))
+            return begin(spans, positions, slots.new_tensor(late))
 
         self.cache.begin = begins
 
