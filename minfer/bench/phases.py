@@ -1,9 +1,10 @@
 """`minfer bench phases`: each phase beside the one before and beside `transformers`, on the workload it is about."""
 
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from torch import nn
 
@@ -22,7 +23,7 @@ def measure(model: str, dtype: str, repeats: int, peers: bool, console: Console)
     folder = resolve(model)
     options = EngineOptions(device="cpu", dtype=dtype)
     module = Engine.build_model(Checkpoint(folder), options)
-    made = Bench(module, folder, dtype, peers)
+    made = Bench(module, folder, peers)
     parts = []
     for workload, contestants in made.parts():
         parts.append(entry(workload, interleave(contestants, workload, repeats, console)))
@@ -42,17 +43,15 @@ def measure(model: str, dtype: str, repeats: int, peers: bool, console: Console)
 class Bench:
     """Who takes part in what. All engines share one copy of the weights."""
 
-    def __init__(self, module: nn.Module, folder: Path, dtype: str, peers: bool) -> None:
-        self.module, self.folder, self.dtype, self.peers = module, folder, dtype, peers
+    def __init__(self, module: nn.Module, folder: Path, peers: bool) -> None:
+        self.module, self.folder, self.peers = module, folder, peers
         self.vocab_size: int = module.config.vocab_size  # type: ignore[union-attr, assignment]
 
-    def parts(self) -> list[tuple[workloads.Workload, list[Contestant]]]:
-        """Workload and contestants, in the order of the table."""
-        return [
-            (workloads.single(self.vocab_size), [*self.engines(1, 2, 3, 5), *self.peer(1)]),
-            (workloads.mixed(self.vocab_size), [*self.engines(3, 4, 5), *self.peer(8)]),
-            (workloads.shared_prefix(self.vocab_size), self.with_and_without_sharing()),
-        ]
+    def parts(self) -> Iterator[tuple[workloads.Workload, list[Contestant]]]:
+        """Workload and contestants, in the order of the table; each part's are made when its turn comes."""
+        yield workloads.single(self.vocab_size), [*self.engines(1, 2, 3, 5), *self.peer(1)]
+        yield workloads.mixed(self.vocab_size), [*self.engines(3, 4, 5), *self.peer(8)]
+        yield workloads.shared_prefix(self.vocab_size), self.with_and_without_sharing()
 
     def engines(self, *phases: int) -> list[Contestant]:
         """The engines of some phases."""
@@ -65,6 +64,6 @@ class Bench:
 
     def peer(self, batch: int) -> list[Contestant]:
         """`transformers`, unless peers are not wanted."""
-        if not self.peers:
+        if not self.peers or find_spec("transformers") is None:
             return []
-        return [TransformersContestant(self.folder, getattr(torch, self.dtype), batch)]
+        return [TransformersContestant(self.folder, next(self.module.parameters()).dtype, batch)]

@@ -44,18 +44,23 @@ class LayerAttention:
 class CausalAttention(LayerAttention):
     """Without a cache: every query sees the keys that came in with it, up to its own position.
 
-    `window`: a query sees that many positions, itself included; None: all.
+    `window`: a query sees that many positions, itself included; None: all. One object serves all layers of a window,
+    so that a step makes its mask once.
     """
 
     def __init__(self, window: int | None = None) -> None:
         self.window = window
+        self.mask: Tensor | None = None
 
     def update(self, k: Tensor, v: Tensor) -> Visible:
         """Everything that is visible came in just now."""
-        if self.window is None or k.shape[-3] <= self.window:
+        length = k.shape[-3]
+        if self.window is None or length <= self.window:
             return Visible(k, v, is_causal=True)
-        rows = torch.arange(k.shape[-3], device=k.device)
-        return Visible(k, v, causal_mask(rows, rows, self.window))
+        if self.mask is None or len(self.mask) != length:
+            rows = torch.arange(length, device=k.device)
+            self.mask = causal_mask(rows, rows, self.window)
+        return Visible(k, v, self.mask)
 
 
 def attend(q: Tensor, visible: Visible) -> Tensor:

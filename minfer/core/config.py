@@ -48,6 +48,11 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
+    @property
+    def kv_numbers_per_token(self) -> int:
+        """Numbers that a KV cache holds for a token: 2 · layers · kv_heads · head_dim."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
     @classmethod
     def from_folder(cls, folder: str | Path) -> "ModelConfig":
         """Read `folder/config.json`. Raises `ConfigError` if it is absent, not JSON, or not supported."""

@@ -49,7 +49,12 @@ class Device(ABC):
         parameter = next(model.parameters(), None)
         if isinstance(default, Device) or parameter is None:
             return Device.get(default)
-        return Device.get(parameter.device)
+        device = Device.get(parameter.device)
+        if default != "auto" and Device.get(default).torch_device != device.torch_device:
+            raise DeviceError(
+                f"the model is on {parameter.device}, the option says {default}: move the model, or leave it at auto"
+            )
+        return device
 
     def clock(self) -> float:
         """Monotonic seconds on the host. Work that was queued may still run: `synchronize` first to time it."""

@@ -136,10 +136,10 @@ class Transformer(nn.Module):
         """Build the rotary table on the device of the weights; called again whenever they move from `meta`."""
         weight, rope = self.embed_tokens.weight, self.config.rope
         assert rope is not None
-        if weight.is_meta:
+        dtype, made = wide(weight.dtype), getattr(self, "rotary", None)
+        if weight.is_meta or (made is not None and made.dtype == dtype and made.device == weight.device):
             return
-        table = rope.table(self.config.head_dim, self.config.context, wide(weight.dtype))
-        self.rotary = table.to(weight.device)
+        self.rotary: Tensor = rope.table(self.config.head_dim, self.config.context, dtype).to(weight.device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
         """`.to()`, `.double()` … move the parameters; the table follows in its own, wide dtype."""

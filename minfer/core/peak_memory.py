@@ -26,18 +26,18 @@ class PeakMemory:
     def __enter__(self) -> "PeakMemory":
         _give_back_what_was_freed()
         self._thread.start()  # first: its stack is none of the work's memory
-        self.before = self.highest = self.device.used_memory()
+        self.before = self.device.used_memory()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.sample()
         self._done.set()
         self._thread.join()
+        self.sample()
 
     @property
     def bytes(self) -> int:
         """The peak so far, in bytes."""
-        return self.highest - self.before
+        return max(0, self.highest - self.before)
 
     def sample(self) -> None:
         """Take a reading now."""

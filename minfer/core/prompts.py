@@ -15,6 +15,10 @@ from minfer.core.tokenizer import Tokenizer
 
 KINDS = "a prompt is a string, a list of token ids or of chat messages"
 
+Prompt = str | list[int] | list[dict[str, Any]]
+Prompts = Prompt | list[str] | list[list[int]] | list[list[dict[str, Any]]] | list[Prompt]
+Params = SamplingParams | list[SamplingParams] | None
+
 
 def split_prompts(prompts: Any) -> list[Any]:
     """One prompt or several -> a list of prompts. Raises `RequestError` for what is neither."""
@@ -48,7 +52,8 @@ class PromptReader:
         self, tokenizer: Tokenizer | None, vocab_size: int, context: int, eos_token_ids: tuple[int, ...]
     ) -> None:
         self.tokenizer, self.vocab_size, self.context = tokenizer, vocab_size, context
-        self.eos_token_ids = tokenizer.eos_token_ids if tokenizer else eos_token_ids
+        known = tokenizer.eos_token_ids if tokenizer else eos_token_ids
+        self.eos_token_ids = tuple(token_id for token_id in known if token_id < vocab_size)  # the head makes no others
 
     def sequences(self, prompts: Any, params: Any, arrived: float) -> list[Sequence]:
         """All prompts × n samples, in order, every one of them checked before any is run.

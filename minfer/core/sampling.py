@@ -4,8 +4,8 @@ A draw is the inverse of the cumulative distribution, in vocabulary order, at on
 function of (the sequence's seed, the token's position). No generator has a state, so neither the batch, nor the
 order of work, nor a preemption, nor the device can change a sample.
 
-Nothing here reads the device back: what the host knows (parameters, ids) goes there, and ids stay there. Each filter
-runs only on the rows that ask for it; a batch of plain greedy rows costs one reduction.
+`sample` reads nothing back from the device: what the host knows (parameters, ids) goes there, and ids stay there.
+Each filter runs only on the rows that ask for it; a batch of plain greedy rows costs one reduction.
 """
 
 import hashlib

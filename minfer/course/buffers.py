@@ -25,12 +25,12 @@ class CacheBuffers:
 
     def __init__(self, config: ModelConfig, *holders: Any) -> None:
         self.config = config
-        self.tensors = [tensor for tensor in reachable(holders) if self._is_cache(tensor)]
+        self.tensors = _without_views([tensor for tensor in reachable(holders) if self._is_cache(tensor)])
 
     @property
     def nbytes(self) -> int:
         """Bytes of the memory behind them, shared memory counted once."""
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in self.tensors}
+        storages = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in self.tensors}
         return sum(storages.values())
 
     @torch.inference_mode()
@@ -61,6 +61,16 @@ class CacheBuffers:
         heads = {config.num_heads, config.num_kv_heads}
         joined = {count * config.head_dim for count in heads}
         return bool(shape & joined) or (config.head_dim in shape and bool(shape & heads))
+
+
+def _without_views(tensors: list[Tensor]) -> list[Tensor]:
+    """Where one tensor is all of a piece of memory, that one alone: views of it would be counted or marked twice."""
+    whole = {_storage(tensor): tensor for tensor in tensors if tensor.nbytes == tensor.untyped_storage().nbytes()}
+    return [tensor for tensor in tensors if whole.get(_storage(tensor), tensor) is tensor]
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def reachable(roots: Any) -> Iterator[Tensor]:

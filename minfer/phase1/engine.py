@@ -22,7 +22,7 @@ from minfer.core.errors import RequestError
 from minfer.core.logprobs import prompt_logprobs, record_logprobs
 from minfer.core.models import model_class, open_model
 from minfer.core.options import EngineOptions, make_options
-from minfer.core.prompts import PromptReader
+from minfer.core.prompts import Params, Prompt, PromptReader, Prompts
 from minfer.core.sampling import check_sampled, sample
 from minfer.core.sequence import Completion, FinishReason, Sequence, Status
 from minfer.core.tokenizer import Tokenizer
@@ -77,7 +77,7 @@ class Engine:
 
     # ---- the public interface, the same in all phases ------------------------------------------------------------
 
-    def generate(self, prompts: Any, params: Any = None) -> list[Completion]:
+    def generate(self, prompts: Prompts, params: Params = None) -> list[Completion]:
         """Answer one prompt or a list of them (strings, token ids, chat messages), in the order asked.
 
         `params`: one `SamplingParams` or one per prompt; n > 1 gives n completions in a row. Raises `RequestError`
@@ -88,7 +88,7 @@ class Engine:
             pass
         return [sequence.completion() for sequence in sequences]
 
-    def stream(self, prompt: Any, params: Any = None) -> Iterator[str]:
+    def stream(self, prompt: Prompt, params: Params = None) -> Iterator[str]:
         """The text of one completion, piece by piece as it becomes certain; the pieces join to its `text`."""
         sequence, *others = self.sequences([prompt], params)
         if others:
@@ -102,7 +102,7 @@ class Engine:
         if piece := sequence.take_text():  # what only the end made certain
             yield piece
 
-    def sequences(self, prompts: Any, params: Any = None) -> list[Sequence]:
+    def sequences(self, prompts: Prompts, params: Params = None) -> list[Sequence]:
         """Checked sequences of the prompts, ready to `run`. Raises `RequestError`."""
         return self.reader.sequences(prompts, params, arrived=self.device.clock())
 
@@ -110,14 +110,19 @@ class Engine:
 
     def run(self, sequences: list[Sequence]) -> Iterator[list[Sequence]]:
         """Work until all are finished; yields after each step the sequences that it advanced."""
-        for sequence in sequences:
+        for group in self.groups(sequences):
             try:
-                self.admit([sequence])
-                while not sequence.finished:
-                    yield self.execute([sequence])
+                self.admit(group)
+                while running := [sequence for sequence in group if not sequence.finished]:
+                    yield self.execute(running)
             finally:
-                sequence.finish(FinishReason.ABORT, self.device.clock())
-                self.release(sequence)
+                for sequence in group:
+                    sequence.finish(FinishReason.ABORT, self.device.clock())
+                    self.release(sequence)
+
+    def groups(self, sequences: list[Sequence]) -> list[list[Sequence]]:
+        """Who runs together: here each alone."""
+        return [[sequence] for sequence in sequences]
 
     def admit(self, sequences: list[Sequence]) -> None:
         """Make room for sequences that are about to run."""
@@ -179,7 +184,8 @@ class Engine:
         device = self.device.torch_device
         input_ids = torch.tensor(token_ids, device=device)
         positions = torch.arange(len(token_ids), device=device)
-        attention = [CausalAttention(window) for window in self.config.windows]
+        by_window = {window: CausalAttention(window) for window in set(self.config.windows)}
+        attention = [by_window[window] for window in self.config.windows]
         return ForwardBatch(input_ids, positions, attention, positions[-1:], sequences)
 
     @torch.inference_mode()

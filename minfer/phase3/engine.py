@@ -17,15 +17,24 @@ __all__ = ["Engine", "EngineOptions"]
 class Engine(Phase2Engine):
     """One request at a time, each token computed once."""
 
+    Cache: Any = KVCache  # made of (config, dtype, device); has `reserve`, `begin` and what it takes in bytes and slots
+
     def allocate(self) -> None:
         """An empty cache; it grows to the longest request seen, and is used again by the next."""
-        self.cache: Any = KVCache(self.config, self.dtype, self.device.torch_device)
+        self.cache = self.Cache(self.config, self.dtype, self.device.torch_device)
         self.owners: list[Sequence] = []
 
     def admit(self, sequences: list[Sequence]) -> None:
         """Give the cache to the sequences, empty and with room for their last tokens."""
         if self.owners:
             raise RequestError(f"request {self.owners[0].id} still streams from this engine: finish or close it first")
+        more = self.cache.bytes_to_reserve(sequences) - self.cache.nbytes
+        if more > self.device.free_memory():
+            tokens, free = sum(sequence.max_length for sequence in sequences), self.device.free_memory()
+            raise RequestError(
+                f"the KV cache of {len(sequences)} requests, {tokens} tokens in all, needs {more:,} bytes more, "
+                f"{free:,} are free: lower max_tokens, the context or the batch"
+            )
         self.owners = list(sequences)
         super().admit(sequences)
         self.cache.reserve(sequences)

@@ -45,6 +45,10 @@ class KVCache:
         """Tokens that fit."""
         return self.capacity
 
+    def bytes_to_reserve(self, sequences: list[Sequence]) -> int:
+        """What `reserve` would make the cache hold, at most."""
+        return self.config.kv_numbers_per_token * self.dtype.itemsize * sum(each.max_length for each in sequences)
+
     def reserve(self, sequences: list[Sequence]) -> None:
         """Be empty, with room for all tokens of the one sequence; addresses stay when there was enough room."""
         (sequence,) = sequences
@@ -67,8 +71,7 @@ class KVCache:
         self.start, self.end = self.end, self.end + len(positions)
         assert self.end <= self.capacity, f"{self.end} tokens in a cache for {self.capacity}"
         held = torch.arange(self.end, device=positions.device)
-        for window in self.masks.keys() | set(self.config.windows):
-            self.masks[window] = self._mask(positions, held, window)
+        self.masks = {window: self._mask(positions, held, window) for window in set(self.config.windows)}
         return list(self.layers)
 
     def first_visible(self, window: int | None) -> int:

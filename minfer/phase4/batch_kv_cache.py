@@ -7,7 +7,7 @@ from torch import Tensor
 
 from minfer.core.attention import Attention, LayerAttention, Visible, causal_mask
 from minfer.core.config import ModelConfig
-from minfer.core.sequence import Sequence
+from minfer.core.sequence import FinishReason, Sequence
 
 
 class BatchKVCache:
@@ -35,11 +35,20 @@ class BatchKVCache:
         """Tokens that fit, in all rows of the group together."""
         return self.layers[0].keys.shape[:2].numel()
 
+    def bytes_to_reserve(self, sequences: list[Sequence]) -> int:
+        """What `reserve` would make the cache hold, at least: rows × the longest of them."""
+        slots = len(sequences) * max(sequence.max_length for sequence in sequences)
+        return self.config.kv_numbers_per_token * self.dtype.itemsize * slots
+
     def reserve(self, sequences: list[Sequence]) -> None:
         """Be empty, with a row for each sequence, as long as the longest of them can become.
 
-        The storage only grows, so addresses stay when there was enough room.
+        The storage only grows, so addresses stay when there was enough room. It is emptied after a step that failed:
+        what that left may be NaN, and 0 · NaN is NaN under any mask.
         """
+        if any(owner.finish_reason is FinishReason.ABORT for owner in self.owners):
+            for layer in self.layers:
+                layer.storage = [torch.empty(0), torch.empty(0)]
         self.owners = list(sequences)
         rows, capacity = len(sequences), max(sequence.max_length for sequence in sequences)
         shape = (rows, capacity, self.config.num_kv_heads, self.config.head_dim)
@@ -48,7 +57,7 @@ class BatchKVCache:
 
     def keep(self, owners: list[Sequence]) -> None:
         """Let the rows of all but `owners` go; the rows that stay move up."""
-        if len(owners) == len(self.owners):
+        if owners == self.owners:
             return
         rows = torch.tensor([self.owners.index(owner) for owner in owners], device=self.device)
         for layer in self.layers:

@@ -1,13 +1,12 @@
-"""Phase 4's change: `run` takes requests in groups, `prepare` pads a group to one rectangle."""
+"""Phase 4's change: `groups` says who runs together, `prepare` pads a group to one rectangle."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from minfer.core.batch import ForwardBatch
 from minfer.core.options import at_least, option
-from minfer.core.sequence import FinishReason, Sequence
+from minfer.core.sequence import Sequence
 from minfer.phase3 import Engine as Phase3Engine
 from minfer.phase3 import EngineOptions
 from minfer.phase4.batch_kv_cache import BatchKVCache
@@ -30,30 +29,12 @@ class Engine(Phase3Engine):
     Options = BatchOptions
     options: BatchOptions
 
-    def allocate(self) -> None:
-        """An empty cache; it grows to the largest group seen."""
-        super().allocate()
-        self.cache = BatchKVCache(self.config, self.dtype, self.device.torch_device)
+    Cache = BatchKVCache
 
-    def run(self, sequences: list[Sequence]) -> Iterator[list[Sequence]]:
-        """One group after another; within a group, the finished leave and the rest go on."""
+    def groups(self, sequences: list[Sequence]) -> list[list[Sequence]]:
+        """One batch after another, in the order asked; each runs to its last token before the next begins."""
         size = self.options.max_batch
-        for group in (sequences[first : first + size] for first in range(0, len(sequences), size)):
-            try:
-                self.admit(group)
-                yield from self._run_group(group)
-            finally:
-                for sequence in group:
-                    sequence.finish(FinishReason.ABORT, self.device.clock())
-                    self.release(sequence)
-
-    def _run_group(self, group: list[Sequence]) -> Iterator[list[Sequence]]:
-        try:
-            while running := [sequence for sequence in group if not sequence.finished]:
-                yield self.execute(running)
-        except Exception:
-            self.allocate()  # what a failed step has written may be NaN, and 0 · NaN is NaN: no mask hides it
-            raise
+        return [sequences[first : first + size] for first in range(0, len(sequences), size)]
 
     def prepare(self, sequences: list[Sequence]) -> ForwardBatch:
         """What the cache does not hold of each sequence, padded on the right to one width."""

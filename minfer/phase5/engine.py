@@ -1,6 +1,7 @@
 """Phase 5's change: `run` hands the order of work to a scheduler, `prepare` makes one flat, ragged batch of it."""
 
 import threading
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ from typing import Any
 import torch
 
 from minfer.core.batch import ForwardBatch
-from minfer.core.errors import OptionsError, RequestError
+from minfer.core.errors import MinferWarning, OptionsError, RequestError
 from minfer.core.options import at_least, option
+from minfer.core.prompts import Params, Prompt, Prompts
 from minfer.core.sequence import FinishReason, Sequence
 from minfer.phase4 import BatchOptions, KVUsage
 from minfer.phase4 import Engine as Phase4Engine
@@ -73,7 +75,7 @@ class Engine(Phase4Engine):
 
     # ---- requests come and go ------------------------------------------------------------------------------------
 
-    def sequences(self, prompts: Any, params: Any = None) -> list[Sequence]:
+    def sequences(self, prompts: Prompts, params: Params = None) -> list[Sequence]:
         """As before; a request that could never fit the pool is refused here."""
         made = super().sequences(prompts, params)
         for sequence in made:
@@ -86,7 +88,7 @@ class Engine(Phase4Engine):
                 )
         return made
 
-    def submit(self, prompt: Any, params: Any = None) -> Sequence:
+    def submit(self, prompt: Prompt, params: Params = None) -> Sequence:
         """Queue one request and return at once; from any thread. It advances with each `step`."""
         made = self.sequences([prompt], params)
         if len(made) > 1:
@@ -151,7 +153,8 @@ class Engine(Phase4Engine):
         if not self.scheduled:
             return []
         try:
-            self.cache.clear(self.scheduler.unclean)
+            self.cache.zero(self.scheduler.fresh)
+            self.scheduler.fresh.clear()
             for sequence in self.scheduled:
                 if sequence.timestamps.scheduled is None:  # else it was preempted and comes back
                     self.start(sequence)
@@ -162,7 +165,7 @@ class Engine(Phase4Engine):
             self._roll_back()
             raise
         for sequence in advanced:
-            self.scheduler.clear(sequence)
+            self.scheduler.acquit(sequence)
         for sequence in self.scheduled:
             if sequence.finished:
                 self.release(sequence)
@@ -181,7 +184,11 @@ class Engine(Phase4Engine):
     def _fail(self, error: Exception) -> list[Sequence]:
         """A step has raised: end its request if there was only one, else find the culprit."""
         self._roll_back()
-        if len(self.scheduled) == 1:
+        count = len(self.scheduled)
+        if count > 1:
+            said = f"a step of {count} requests failed ({type(error).__name__}: {error}): each is run alone to find why"
+            warnings.warn(said, MinferWarning, stacklevel=5)
+        else:
             (sequence,) = self.scheduled
             sequence.error = error
             sequence.finish(FinishReason.ABORT, self.device.clock())

@@ -50,9 +50,9 @@ class PagedStep:
 
 
 class PagedKVCache:
-    """A zeroed pool of `num_blocks` blocks, and one scratch block behind them that takes what must go nowhere.
+    """A pool of `num_blocks` blocks, and one scratch block behind them that takes what must go nowhere.
 
-    Zeroed, because 0 · NaN is NaN: what a mask hides must still be finite.
+    Invariant: a block is zero when it is handed out, because 0 · NaN is NaN: what a mask hides must still be finite.
     """
 
     def __init__(
@@ -60,35 +60,21 @@ class PagedKVCache:
     ) -> None:
         self.config, self.num_blocks, self.block_size = config, num_blocks, block_size
         self.scratch = num_blocks
-        shape = (num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
-        self.layers = [
-            PagedAttention(
-                self,
-                torch.zeros(shape, dtype=dtype, device=device),
-                torch.zeros(shape, dtype=dtype, device=device),
-                window,
-            )
-            for window in config.windows
-        ]
+        shape = (2, config.num_layers, num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
+        self.pool = torch.zeros(shape, dtype=dtype, device=device)
+        keys, values = self.pool
+        self.layers = [PagedAttention(self, keys[i], values[i], window) for i, window in enumerate(config.windows)]
         self.step: PagedStep
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the pool."""
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
 
     @staticmethod
     def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes of one block over all layers: 2 · layers · block_size · kv_heads · head_dim · bytes."""
-        return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+        """Bytes of one block over all layers."""
+        return block_size * config.kv_numbers_per_token * dtype.itemsize
 
-    def clear(self, blocks: list[int]) -> None:
-        """Zero these blocks, and empty the list: what a failed step wrote may be NaN, which no mask hides."""
+    def zero(self, blocks: list[int]) -> None:
+        """Empty these blocks, which are about to be filled anew: what a failed step left there may be NaN."""
         if blocks:
-            for layer in self.layers:
-                layer.keys[blocks] = 0
-                layer.values[blocks] = 0
-            blocks.clear()
+            self.pool.index_fill_(2, torch.tensor(blocks, device=self.pool.device), 0)
 
     def begin(self, spans: list[Span], positions: Tensor, slots: Tensor) -> list[Attention]:
         """Start a step that brings `spans`, those of one token first; `positions`, `slots` int64 `(N,)` of all tokens.
@@ -96,6 +82,7 @@ class PagedKVCache:
         Tables and masks of the step are made here, once for all layers. Returns one attention per layer.
         """
         decodes = [span for span in spans if span.count == 1]
+        assert all(span.count > 1 for span in spans[len(decodes) :]), "spans of one token come first"
         width = max((len(span.table) for span in decodes), default=0)
         tables = [span.table + [self.scratch] * (width - len(span.table)) for span in decodes]
         segments: list[Segment] = []

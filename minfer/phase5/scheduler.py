@@ -6,6 +6,7 @@ its blocks back and computes again later (preemption by recompute). So the oldes
 trace can spin.
 """
 
+import itertools
 from collections import deque
 from dataclasses import dataclass
 
@@ -27,8 +28,9 @@ class Limits:
 class Scheduler:
     """Owns the queues and the block tables.
 
-    Invariants: `running` then `waiting` is in order of arrival; a sequence has a table exactly while it runs; its table
-    has the blocks of its first `num_cached + num_scheduled` tokens.
+    Invariants: `running` then `waiting` is in order of arrival, unless suspects are run alone after a failure; a
+    sequence has a table exactly while it runs; its table has the blocks of its first `num_cached + num_scheduled`
+    tokens.
     """
 
     def __init__(self, allocator: BlockAllocator, limits: Limits) -> None:
@@ -38,19 +40,25 @@ class Scheduler:
         self.tables: dict[int, list[int]] = {}
         self.contents: dict[int, list[Content]] = {}  # of each known sequence's full blocks
         self.suspects: list[Sequence] = []
-        self.unproven: set[int] = set()  # blocks that no token was drawn from since they were written: NaN, perhaps
-        self.unclean: list[int] = []  # those of them that were given out again and must be cleared before the step
+        self.in_order = True
+        self.fresh: list[int] = []  # blocks handed out since the last step, with whatever their last owner left there
+        self.arrivals: dict[int, int] = {}  # of each known sequence, which it was
+        self._counter = itertools.count()
         self.preemptions = 0
         self.shared_tokens = 0
 
     def add(self, sequence: Sequence) -> None:
         """Put a request at the end of the queue."""
+        self.arrivals[sequence.id] = next(self._counter)
         self.waiting.append(sequence)
 
     def schedule(self) -> list[Sequence]:
         """The next step's sequences, each with `num_scheduled` set and its blocks in place."""
         if self.suspects:
+            self.in_order = False
             return self._isolate(self.suspects[0])
+        if not self.in_order:
+            self._restore_order()
         scheduled: list[Sequence] = []
         budget = self.limits.token_budget
         for place, sequence in enumerate(list(self.running)):
@@ -71,18 +79,14 @@ class Scheduler:
             self.running.remove(sequence)
         if sequence in self.waiting:
             self.waiting.remove(sequence)
-        if sequence in self.suspects:
-            self.suspects.remove(sequence)
         self._free(sequence)
+        self.acquit(sequence)
         self.contents.pop(sequence.id, None)
+        self.arrivals.pop(sequence.id, None)
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's blocks; it goes back to the head of the queue, keeps its tokens, computes again."""
-        self.running.remove(sequence)
-        self._free(sequence)
-        sequence.status = Status.WAITING
-        sequence.num_cached = sequence.num_scheduled = 0
-        self.waiting.appendleft(sequence)
+        self._send_back(sequence)
         self.preemptions += 1
 
     def roll_back(self, scheduled: list[Sequence]) -> None:
@@ -93,14 +97,13 @@ class Scheduler:
         for sequence in scheduled:
             for block in self.tables.get(sequence.id, ()):
                 self.allocator.forget(block)
-                self.unproven.add(block)
             if sequence.finished:
                 self.release(sequence)
-        self._preempt_all()  # those included that shared what was not written
+        self._send_all_back()
         self.suspects = [sequence for sequence in scheduled if not sequence.finished]
 
-    def clear(self, sequence: Sequence) -> None:
-        """A suspect has drawn a token alone: it was not the culprit."""
+    def acquit(self, sequence: Sequence) -> None:
+        """A suspect has drawn a token alone, or is gone."""
         if sequence in self.suspects:
             self.suspects.remove(sequence)
 
@@ -111,7 +114,7 @@ class Scheduler:
     def _isolate(self, sequence: Sequence) -> list[Sequence]:
         """Only `sequence`, with the pool to itself, so that a failure names its culprit."""
         if self.running != [sequence]:
-            self._preempt_all()
+            self._send_all_back()
             self.waiting.remove(sequence)
             self.waiting.appendleft(sequence)
             self._start(sequence, self.limits.token_budget)
@@ -119,9 +122,22 @@ class Scheduler:
             self._grow(sequence, self.limits.token_budget)
         return [sequence]
 
-    def _preempt_all(self) -> None:
+    def _restore_order(self) -> None:
+        """After suspects were run alone: all wait again, in the order in which they came."""
+        self._send_all_back()
+        self.waiting = deque(sorted(self.waiting, key=lambda sequence: self.arrivals[sequence.id]))
+        self.in_order = True
+
+    def _send_all_back(self) -> None:
         for sequence in reversed(self.running[:]):
-            self.preempt(sequence)
+            self._send_back(sequence)
+
+    def _send_back(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._free(sequence)
+        sequence.status = Status.WAITING
+        sequence.num_cached = sequence.num_scheduled = 0
+        self.waiting.appendleft(sequence)
 
     def _grow(self, sequence: Sequence, budget: int) -> bool:
         """Schedule a running sequence; preempt those that came later until it has its blocks. False: it had to go."""
@@ -191,13 +207,9 @@ class Scheduler:
 
     def _allocate(self, count: int) -> list[int]:
         blocks = [self.allocator.allocate() for _ in range(count)]
-        self.unclean += [block for block in blocks if block in self.unproven]
-        self.unproven.difference_update(blocks)
+        self.fresh += blocks
         return blocks
 
     def _free(self, sequence: Sequence) -> None:
-        table = self.tables.pop(sequence.id, [])
-        if sequence.num_cached < len(sequence.token_ids) - 1:  # it leaves in the middle of its prompt
-            self.unproven.update(table)
-        for block in reversed(table):  # the end of a prefix is forgotten before its start
+        for block in reversed(self.tables.pop(sequence.id, [])):  # the end of a prefix is forgotten before its start
             self.allocator.release(block)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minfer.core.errors import MinferError
+from minfer.core.errors import MinferError, MinferWarning
 from minfer.core.sequence import FinishReason
 from minfer.core.stream_decoder import StreamDecoder
 from minfer.course.scripted import Pieces
@@ -58,6 +58,19 @@ def test_a_step_that_fails_once_costs_nobody_an_answer(lab, model, hook):
     service.drain()
     right_tokens(model, service.sequences)
     works(service)
+
+
+def test_after_a_failed_step_the_queues_are_in_order_of_arrival_again(lab, model):
+    service = serving(type("Once", (Healing, Failing), {}), lab, model)
+    submit(service, lab, lengths=(6, 9, 4, 3), counts=(9, 9, 9, 9))
+    with pytest.warns(MinferWarning, match=r"a step of 4 requests failed \(ArithmeticError: planted\)"):
+        service.until(lambda: service.engine.scheduler.suspects)
+    service.until(lambda: not service.engine.scheduler.suspects)
+    service.step()
+    came = [sequence.id for sequence in service.sequences]
+    state = service.state
+    assert [*state["running"], *state["waiting"]] == [request for request in came if request in state["tables"]]
+    assert len(state["running"]) == 4
 
 
 def test_who_had_its_last_token_when_a_neighbour_failed_is_done(lab, model):
