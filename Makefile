@@ -38,5 +38,5 @@ $(VENV)/.dev: $(VENV)/.core
 $(VENV)/.core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v <= (3, 13) or sys.exit("minfer needs Python 3.10 to 3.13, $(PYTHON) is %d.%d: run make with PYTHON=python3.12, say" % v)'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) --editable .
+	$(PIP_INSTALL) --quiet --editable '.[hf,gguf,plots]'
 	@touch $@

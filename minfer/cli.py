@@ -93,11 +93,21 @@ def main(args: list[str] | None = None) -> int:
         except (KeyboardInterrupt, typer.Abort):
             code = INTERRUPTED
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at exit
+            _silence_stdout()
             return CLOSED
+        except OSError as error:
+            if error.filename is not None:
+                raise
+            _silence_stdout()
+            return _fail(f"cannot write the output: {error.strerror}")
     if code == INTERRUPTED:
         print(file=sys.stderr)  # the shell's prompt begins a line of its own
     return code or SUCCESS
+
+
+def _silence_stdout() -> None:
+    """The interpreter flushes it once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _prepare_streams() -> None:

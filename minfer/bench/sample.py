@@ -56,4 +56,5 @@ class Spread:
 
     def __str__(self) -> str:
         digits = 0 if self.median >= 100 else 1 if self.median >= 10 else 2
-        return f"{self.median:.{digits}f} ({self.least:.{digits}f}–{self.greatest:.{digits}f})"
+        least, middle, greatest = (f"{value:.{digits}f}" for value in (self.least, self.median, self.greatest))
+        return middle if least == greatest else f"{middle} ({least}–{greatest})"

@@ -23,7 +23,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     made = [row["name"], *(str(Spread.of(map(figure, samples))) for figure in COLUMNS.values())]
     for key, factor in FACTS.values():
         values = [factor * sample.facts[key] for sample in samples if key in sample.facts]
-        made.append(f"{Spread.of(values).median:.4g}" if values else "–")
+        made.append(f"{Spread.of(values).median:,.{0 if key == 'tokens_fed' else 1}f}" if values else "–")
     return made
 
 
@@ -72,7 +72,7 @@ def terminal(ledger: dict[str, Any]) -> list[Table | str]:
     for part in ledger["parts"]:
         table = Table(title=part["about"], title_justify="left")
         for number, head in enumerate(HEAD):
-            table.add_column(head, justify="right" if number else "left", no_wrap=number > 0)
+            table.add_column(head, justify="right" if number else "left", min_width=0 if number else 20)
         for row in part["rows"]:
             table.add_row(*cells(row))
         shown.append(table)

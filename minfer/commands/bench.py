@@ -9,6 +9,7 @@ from rich.console import Console
 from minfer.bench import ledger, table
 from minfer.bench.phases import measure
 from minfer.bench.readme import insert
+from minfer.core.errors import OptionsError
 
 bench = typer.Typer(no_args_is_help=True, help="Measure phases beside each other and beside their peers.")
 
@@ -22,6 +23,8 @@ def phases(
     out: Annotated[Path | None, typer.Option(help="Write the ledger to this JSON file.")] = None,
 ) -> None:
     """Phases 1 to 5 on one request, on many of differing lengths, and on many that begin alike."""
+    if out and not out.absolute().parent.is_dir():
+        raise OptionsError(f"--out {out}: there is no folder {out.parent}")
     made = measure(model, dtype, repeats, peers, Console(stderr=True))
     if out:
         ledger.save(out, made)

@@ -33,7 +33,7 @@ def read_requests(path: Path, given: dict[str, Any], to_prompt: Callable[[str], 
     `given`: sampling parameters for the lines that do not set them; `to_prompt`: from a line's text to a prompt.
     Raises `RequestError` that names the file and the line.
     """
-    parse = _parse_json if path.suffix == ".jsonl" else _parse_text
+    parse = _parse_json if path.suffix.lower() == ".jsonl" else _parse_text
     requests = []
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
@@ -110,4 +110,4 @@ def _bias(value: Any) -> Any:
     """JSON has only strings for keys, token ids are numbers."""
     if not isinstance(value, dict):
         return value
-    return {int(key) if key.isdecimal() else key: bias for key, bias in value.items()}
+    return {int(key) if key.isdecimal() and len(key) < 20 else key: bias for key, bias in value.items()}

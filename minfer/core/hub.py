@@ -30,7 +30,7 @@ def cache_folder() -> Path:
     """Where pulled models live: `$MINFER_HOME`, else `minfer` in `$XDG_CACHE_HOME`, else `~/.cache/minfer`."""
     home = os.environ.get("MINFER_HOME")
     if home:
-        return Path(home).expanduser()
+        return _expanded(home)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minfer"
 
 
@@ -43,10 +43,10 @@ def resolve(model: str | Path) -> Path:
     folder = _named_folder(model) if isinstance(model, str) else None
     if folder is not None:
         return folder
-    path = Path(model).expanduser()
-    if str(model) and path.is_dir():  # Path("") would be the current folder
+    path = _expanded(model)
+    if str(model) and os.path.isdir(path):  # Path("") would be the current folder
         return path
-    if path.is_file():
+    if os.path.isfile(path):
         raise CheckpointError(f"{path} is a file: give the folder that holds it and its config.json")
     raise CheckpointError(_unknown(str(model)))
 
@@ -74,7 +74,14 @@ def embedded_folder() -> Path:
 
 def is_model_folder(folder: Path) -> bool:
     """Whether `folder` looks like a Hugging Face model."""
-    return (folder / "config.json").is_file()
+    return os.path.isfile(folder / "config.json")  # False, where Path.is_file raises, for a name that is too long
+
+
+def _expanded(path: str | Path) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise CheckpointError(f"{str(path)!r} begins with the home of a user who is not known here") from error
 
 
 def _named_folder(name: str) -> Path | None:

@@ -34,6 +34,8 @@ class FinishReason(str, Enum):
     LENGTH = "length"  # max_tokens, or the context is full
     ABORT = "abort"  # its user took it back, or the step it was in failed (`error` says how)
 
+    __str__ = str.__str__
+
 
 @dataclass
 class Timestamps:

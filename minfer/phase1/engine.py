@@ -178,6 +178,8 @@ class Engine:
             sequence.status = Status.RUNNING
         if sequence.params.prompt_logprobs is not None:
             self.score(sequence)
+        if sequence.finished:  # max_tokens = 0: this was all
+            sequence.timestamps.finished = self.device.clock()
 
     def whole(self, token_ids: list[int], sequences: list[Sequence]) -> ForwardBatch:
         """A batch of all `token_ids`, attended without a cache; logits of the last row."""

@@ -17,7 +17,7 @@ __all__ = ["Engine", "EngineOptions"]
 class Engine(Phase2Engine):
     """One request at a time, each token computed once."""
 
-    Cache: Any = KVCache  # made of (config, dtype, device); has `reserve`, `begin` and what it takes in bytes and slots
+    Cache: Any = KVCache  # made of (config, dtype, device); has `reserve`, `begin`, `slots` and `nbytes`
 
     def allocate(self) -> None:
         """An empty cache; it grows to the longest request seen, and is used again by the next."""
@@ -28,16 +28,21 @@ class Engine(Phase2Engine):
         """Give the cache to the sequences, empty and with room for their last tokens."""
         if self.owners:
             raise RequestError(f"request {self.owners[0].id} still streams from this engine: finish or close it first")
-        more = self.cache.bytes_to_reserve(sequences) - self.cache.nbytes
-        if more > self.device.free_memory():
-            tokens, free = sum(sequence.max_length for sequence in sequences), self.device.free_memory()
-            raise RequestError(
-                f"the KV cache of {len(sequences)} requests, {tokens} tokens in all, needs {more:,} bytes more, "
-                f"{free:,} are free: lower max_tokens, the context or the batch"
-            )
+        self.refuse_too_large(sequences)
         self.owners = list(sequences)
         super().admit(sequences)
         self.cache.reserve(sequences)
+
+    def refuse_too_large(self, sequences: list[Sequence]) -> None:
+        """Raise `RequestError` if memory cannot take a row for each sequence, as long as the longest can become."""
+        rows, longest = len(sequences), max(sequence.max_length for sequence in sequences)
+        needed = rows * longest * self.config.kv_numbers_per_token * self.dtype.itemsize
+        free = self.device.free_memory() + getattr(self.cache, "nbytes", 0)
+        if needed > free:
+            raise RequestError(
+                f"a KV cache of {rows} × {longest} tokens needs {needed:,} bytes, {free:,} are free: "
+                "lower max_tokens, the context or the batch"
+            )
 
     def prepare(self, sequences: list[Sequence]) -> ForwardBatch:
         """All of the prompt at first, then one token: whatever the cache does not hold."""

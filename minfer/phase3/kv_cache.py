@@ -1,5 +1,6 @@
 """KVCache: keys and values of one sequence, contiguous, one pair of tensors per layer."""
 
+import weakref
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ class KVCache:
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.dtype, self.device = config, dtype, device
         self.capacity = 0
-        self.layers = [CachedAttention(self, window) for window in config.windows]
+        self.layers = [CachedAttention(weakref.proxy(self), window) for window in config.windows]
         self.start = self.end = 0
         self.masks: dict[int | None, Tensor | None] = {}
 
@@ -44,10 +45,6 @@ class KVCache:
     def slots(self) -> int:
         """Tokens that fit."""
         return self.capacity
-
-    def bytes_to_reserve(self, sequences: list[Sequence]) -> int:
-        """What `reserve` would make the cache hold, at most."""
-        return self.config.kv_numbers_per_token * self.dtype.itemsize * sum(each.max_length for each in sequences)
 
     def reserve(self, sequences: list[Sequence]) -> None:
         """Be empty, with room for all tokens of the one sequence; addresses stay when there was enough room."""

@@ -1,5 +1,6 @@
 """BatchKVCache: keys and values of a padded batch, one row per sequence, one pair of tensors per layer."""
 
+import weakref
 from math import prod
 
 import torch
@@ -20,7 +21,7 @@ class BatchKVCache:
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.dtype, self.device = config, dtype, device
         self.owners: list[Sequence] = []
-        self.layers = [BatchAttention(self, window) for window in config.windows]
+        self.layers = [BatchAttention(weakref.proxy(self), window) for window in config.windows]
         self.rows = self.positions = torch.empty(0, dtype=torch.int64)
         self.width = 0
         self.masks: dict[int | None, Tensor] = {}
@@ -34,11 +35,6 @@ class BatchKVCache:
     def slots(self) -> int:
         """Tokens that fit, in all rows of the group together."""
         return self.layers[0].keys.shape[:2].numel()
-
-    def bytes_to_reserve(self, sequences: list[Sequence]) -> int:
-        """What `reserve` would make the cache hold, at least: rows × the longest of them."""
-        slots = len(sequences) * max(sequence.max_length for sequence in sequences)
-        return self.config.kv_numbers_per_token * self.dtype.itemsize * slots
 
     def reserve(self, sequences: list[Sequence]) -> None:
         """Be empty, with a row for each sequence, as long as the longest of them can become.

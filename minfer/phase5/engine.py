@@ -36,7 +36,12 @@ class PagedOptions(BatchOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, "block_size", 1)
-        at_least(self, "token_budget", self.max_batch)
+        at_least(self, "token_budget", 1)
+        if self.token_budget < self.max_batch:
+            raise OptionsError(
+                f"token_budget = {self.token_budget} is below max_batch = {self.max_batch}: every running request "
+                "needs its token in each step"
+            )
         for name in ("num_blocks", "chunk_size"):
             if getattr(self, name) is not None:
                 at_least(self, name, 1)
@@ -54,6 +59,12 @@ class Engine(Phase4Engine):
         """The pool, the queues, and a lock: one step at a time, whoever calls it."""
         options = self.options
         blocks = options.num_blocks or self.blocks_that_fit()
+        needed = (blocks + 1) * PagedKVCache.block_bytes(self.config, options.block_size, self.dtype)
+        if needed > self.device.free_memory():
+            raise OptionsError(
+                f"a pool of {blocks} blocks of {options.block_size} tokens takes {needed:,} bytes, "
+                f"{self.device.free_memory():,} are free: lower num_blocks or block_size"
+            )
         self.cache = PagedKVCache(self.config, blocks, options.block_size, self.dtype, self.device.torch_device)
         chunk = options.chunk_size or options.token_budget
         limits = Limits(options.block_size, options.max_batch, options.token_budget, chunk, options.share_prefixes)

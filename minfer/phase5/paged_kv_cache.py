@@ -3,6 +3,7 @@
 Slot s of the pool is token s % block_size of block s // block_size. Writes go by `slots`, reads by `tables`.
 """
 
+import weakref
 from dataclasses import dataclass, field
 
 import torch
@@ -63,7 +64,8 @@ class PagedKVCache:
         shape = (2, config.num_layers, num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
         self.pool = torch.zeros(shape, dtype=dtype, device=device)
         keys, values = self.pool
-        self.layers = [PagedAttention(self, keys[i], values[i], window) for i, window in enumerate(config.windows)]
+        cache = weakref.proxy(self)  # no cycle: the pool is freed with the engine, not when a collector runs
+        self.layers = [PagedAttention(cache, keys[i], values[i], window) for i, window in enumerate(config.windows)]
         self.step: PagedStep
 
     @staticmethod

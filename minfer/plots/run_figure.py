@@ -13,7 +13,7 @@ _LABEL = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 
 def check_format(path: Path) -> None:
     """Raise `MinferError` unless `path` has an ending that can be drawn and a folder that exists."""
-    if path.suffix not in FORMATS:
+    if path.suffix.lower() not in FORMATS or path.is_dir():
         raise MinferError(f"cannot draw {path.name}: end it in {', '.join(FORMATS)}")
     if not path.absolute().parent.is_dir():
         raise MinferError(f"cannot draw {path}: there is no folder {path.parent}")
@@ -23,6 +23,8 @@ def check_format(path: Path) -> None:
 def draw(recording: Recording, path: Path, title: str) -> None:
     """Write the figure to `path`; its ending says the format. Raises `MinferError` as `check_format`."""
     check_format(path)
+    if not any(recording.work):
+        raise MinferError("there is nothing to draw: no request needed a step")
     from matplotlib.figure import Figure
 
     parts = 2 if recording.blocks else 1
@@ -32,7 +34,10 @@ def draw(recording: Recording, path: Path, title: str) -> None:
     _rows(axes[0], recording)
     if recording.blocks:
         _blocks(axes[1], recording)
-    figure.savefig(path, dpi=130)
+    try:
+        figure.savefig(path, dpi=130)
+    except OSError as error:
+        raise MinferError(f"cannot draw {path}: {error.strerror}") from error
 
 
 def _rows(axes: Any, recording: Recording) -> None:

@@ -3,6 +3,7 @@
 import torch
 
 from minfer.core.attention import Visible
+from minfer.core.errors import MinferError
 from minfer.phase1 import Engine as Phase1Engine
 from minfer.phase3 import Engine, KVCache
 from minfer.phase3.kv_cache import CachedAttention
@@ -258,3 +259,26 @@ class FirstWindowForAll(KVCache):
 @plant("P3-11", probes.logits("qwen3", steps=14))
 class OneWindowForAllLayers(OtherCache):
     Cache = FirstWindowForAll
+
+
+def two_at_once(engine_cls, lab):
+    """The tokens of a request in whose middle another was run, and whether that one was refused."""
+    model = lab.model()
+    engine = lab.engine(engine_cls, model)
+    one, other = (engine.sequences([probes.ids(model, length)], lab.params(5))[0] for length in (6, 9))
+    steps = engine.run([one])
+    next(steps)
+    try:
+        list(engine.run([other]))
+        refused = False
+    except MinferError:
+        refused = True
+    list(steps)
+    return refused, one.output_ids
+
+
+@plant("P3-12", two_at_once)
+class SecondStreamTakesTheCache(Engine):
+    def admit(self, sequences):
+        self.owners = []
+        super().admit(sequences)

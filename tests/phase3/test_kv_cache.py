@@ -1,5 +1,7 @@
 """Phase 3: each token is computed once, and nothing of the answer changes."""
 
+from minfer.core.errors import MinferError
+
 
 def test_P3_01_positions_go_on_where_the_cache_ends(engine_cls, lab):
     model = lab.model("mha")
@@ -39,6 +41,28 @@ def test_P3_06_a_second_call_starts_from_an_empty_cache(engine_cls, lab):
         (run,) = lab.run(engine, lab.prompt(model, length), lab.params(4))
         did = f"generated twice with one engine; looked at the second answer, to a prompt of {length}"
         lab.follows(run, model, "P3-06", did, "what of the first conversation is still in the cache?")
+
+
+def test_P3_12_a_second_stream_is_answered_rightly_or_refused(engine_cls, lab):
+    code, hint = "P3-12", "one cache, two requests that are both half done: whose keys are in it?"
+    model = lab.model()
+    engine = lab.engine(engine_cls, model)
+    prompts = lab.prompt(model, 6), lab.prompt(model, 9)
+    one, other = (engine.sequences([prompt], lab.params(6))[0] for prompt in prompts)
+    steps = engine.run([one])
+    next(steps)
+    asked = [(one, prompts[0])]
+    try:
+        for _ in engine.run([other]):
+            pass
+        asked.append((other, prompts[1]))
+    except MinferError:
+        pass  # a clear refusal is an answer too
+    for _ in steps:
+        pass
+    for sequence, prompt in asked:
+        did = "ran a second request while the first was half done, then ended the first"
+        lab.equal(sequence.output_ids, model.oracle.greedy(prompt, 6)[0], code, did, hint)
 
 
 def test_P3_07_every_layer_has_its_own_keys_and_values(engine_cls, lab):
