@@ -31,9 +31,13 @@ KV = """
     class Engine(Base):
         '''Phase 3 by a student: joins what it keeps.'''
 
+        def allocate(self):
+            super().allocate()
+            self.layers = {}
+
         def admit(self, sequences):
             super().admit(sequences)
-            self.layers = [Layer(window) for window in self.config.windows]
+            self.layers[sequences[0].id] = [Layer(window) for window in self.config.windows]
 
         def prepare(self, sequences):
             (sequence,) = sequences
@@ -41,7 +45,7 @@ KV = """
             sequence.num_scheduled = end - start
             positions = torch.arange(start, end)
             rows = torch.tensor([end - start - 1])
-            return ForwardBatch(torch.tensor(sequence.token_ids[start:]), positions, self.layers, rows, sequences)
+            return ForwardBatch(torch.tensor(sequence.token_ids[start:]), positions, self.layers[sequence.id], rows, sequences)
 """
 BASE = "from minfer.phase2 import Engine as Base\n"
 REFUSED = {

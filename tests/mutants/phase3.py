@@ -265,7 +265,7 @@ def two_at_once(engine_cls, lab):
     """The tokens of a request in whose middle another was run, and whether that one was refused."""
     model = lab.model()
     engine = lab.engine(engine_cls, model)
-    one, other = (engine.sequences([probes.ids(model, length)], lab.params(5))[0] for length in (6, 9))
+    one, other = (engine.sequences([probes.ids(model, length)], lab.params(5))[0] for length in (12, 4))
     steps = engine.run([one])
     next(steps)
     try:

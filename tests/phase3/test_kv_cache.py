@@ -47,7 +47,7 @@ def test_P3_12_a_second_stream_is_answered_rightly_or_refused(engine_cls, lab):
     code, hint = "P3-12", "one cache, two requests that are both half done: whose keys are in it?"
     model = lab.model()
     engine = lab.engine(engine_cls, model)
-    prompts = lab.prompt(model, 6), lab.prompt(model, 9)
+    prompts = lab.prompt(model, 12), lab.prompt(model, 4)
     one, other = (engine.sequences([prompt], lab.params(6))[0] for prompt in prompts)
     steps = engine.run([one])
     next(steps)
