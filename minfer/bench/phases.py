@@ -49,8 +49,8 @@ class Bench:
 
     def parts(self) -> Iterator[tuple[workloads.Workload, list[Contestant]]]:
         """Workload and contestants, in the order of the table; each part's are made when its turn comes."""
-        yield workloads.single(self.vocab_size), [*self.engines(1, 2, 3, 5), *self.peer(1)]
-        yield workloads.mixed(self.vocab_size), [*self.engines(3, 4, 5), *self.peer(8)]
+        yield workloads.single(self.vocab_size), [*self.engines(1, 3, 5), *self.peer(1)]
+        yield workloads.mixed(self.vocab_size), [*self.engines(4, 5), *self.peer(8), *self.engines(3)]
         yield workloads.shared_prefix(self.vocab_size), self.with_and_without_sharing()
 
     def engines(self, *phases: int) -> list[Contestant]:

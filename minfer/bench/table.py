@@ -20,7 +20,8 @@ HEAD = ["", *COLUMNS, *FACTS]
 def cells(row: dict[str, Any]) -> list[str]:
     """A row of the table: its name, then median (least–greatest) of each figure; "–" where it has none."""
     samples = runs(row)
-    made = [row["name"], *(str(Spread.of(map(figure, samples))) for figure in COLUMNS.values())]
+    name = row["name"] + (f", {len(samples)} runs" if len(samples) < 5 else "")
+    made = [name, *(str(Spread.of(map(figure, samples))) for figure in COLUMNS.values())]
     for key, factor in FACTS.values():
         values = [factor * sample.facts[key] for sample in samples if key in sample.facts]
         made.append(f"{Spread.of(values).median:,.{0 if key == 'tokens_fed' else 1}f}" if values else "–")
@@ -30,7 +31,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 def ratio(part: dict[str, Any], name: str, other: str) -> Spread:
     """How many times the tokens/s of `other` the row `name` reaches, run by run of one interleaved series."""
     by_name = {row["name"]: runs(row) for row in part["rows"]}
-    pairs = zip(by_name[name], by_name[other], strict=True)
+    pairs = zip(by_name[name], by_name[other], strict=False)  # a slow one has fewer runs, from the first rounds
     return Spread.of(mine.output_throughput / theirs.output_throughput for mine, theirs in pairs)
 
 

@@ -24,7 +24,7 @@ class BatchKVCache:
         self.layers = [BatchAttention(weakref.proxy(self), window) for window in config.windows]
         self.rows = self.positions = torch.empty(0, dtype=torch.int64)
         self.width = 0
-        self.masks: dict[int | None, Tensor] = {}
+        self.masks: dict[int | None, Tensor | None] = {}
 
     @property
     def nbytes(self) -> int:
@@ -69,8 +69,14 @@ class BatchKVCache:
         self.width, self.positions = width, positions
         self.rows = torch.arange(len(positions), device=positions.device)[:, None]
         columns = torch.arange(width, device=positions.device)
-        self.masks = {w: causal_mask(positions, columns, w).unsqueeze(1) for w in set(self.config.windows)}
+        self.masks = {w: self._mask(positions, columns, w) for w in set(self.config.windows)}
         return list(self.layers)
+
+    def _mask(self, positions: Tensor, columns: Tensor, window: int | None) -> Tensor | None:
+        """`(B, 1, T, S)`; None in a prefill: row t is position t, and padding on the right is in nobody's past."""
+        if positions.shape[1] == len(columns) > 1 and (window is None or len(columns) <= window):
+            return None
+        return causal_mask(positions, columns, window).unsqueeze(1)
 
 
 class BatchAttention(LayerAttention):
@@ -99,4 +105,5 @@ class BatchAttention(LayerAttention):
         self.keys[cache.rows, cache.positions] = k
         self.values[cache.rows, cache.positions] = v
         rows = len(cache.rows)
-        return Visible(self.keys[:rows, : cache.width], self.values[:rows, : cache.width], cache.masks[self.window])
+        keys, values, mask = self.keys[:rows], self.values[:rows], cache.masks[self.window]
+        return Visible(keys[:, : cache.width], values[:, : cache.width], mask, is_causal=mask is None)

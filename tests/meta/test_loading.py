@@ -45,7 +45,8 @@ KV = """
             sequence.num_scheduled = end - start
             positions = torch.arange(start, end)
             rows = torch.tensor([end - start - 1])
-            return ForwardBatch(torch.tensor(sequence.token_ids[start:]), positions, self.layers[sequence.id], rows, sequences)
+            input_ids = torch.tensor(sequence.token_ids[start:])
+            return ForwardBatch(input_ids, positions, self.layers[sequence.id], rows, sequences)
 """
 BASE = "from minfer.phase2 import Engine as Base\n"
 REFUSED = {
