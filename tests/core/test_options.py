@@ -9,6 +9,7 @@ from minfer.core.config import ModelConfig
 from minfer.core.errors import OptionsError
 from minfer.core.model import Transformer
 from minfer.core.options import EngineOptions, at_least, make_options
+from minfer.core.params import SamplingParams
 from tests.parity.families import CONTEXT, FAMILIES
 from tests.parity.phases import PHASES, engine_class, load
 from tests.parity.reference import save_model
@@ -69,7 +70,7 @@ def test_the_context_is_the_models_or_what_was_asked_for_below_it(phase):
     assert build(phase).context == CONTEXT
     engine = build(phase, context=9)
     assert engine.context == 9
-    (done,) = engine.generate([[5, 6, 7]])
+    (done,) = engine.generate([[5, 6, 7]], SamplingParams(ignore_eos=True))
     assert len(done.prompt_ids) + len(done.token_ids) == 9
 
 
