@@ -40,8 +40,14 @@ def test_a_device_passes_through_so_that_tests_can_bring_their_own():
 
 
 def test_a_model_is_where_its_parameters_are_and_a_model_without_any_where_it_is_told(cards):
-    assert isinstance(Device.of(nn.Linear(2, 3), "cuda"), CPU)
+    assert isinstance(Device.of(nn.Linear(2, 3), "auto"), CPU)
+    assert isinstance(Device.of(nn.Linear(2, 3), "cpu"), CPU)
     assert isinstance(Device.of(nn.Identity(), "cuda"), CUDA)
+
+
+def test_a_model_on_another_device_than_the_option_says_is_refused(cards):
+    with pytest.raises(DeviceError, match=r"^the model is on cpu, the option says cuda: move the model, or leave it"):
+        Device.of(nn.Linear(2, 3), "cuda")
 
 
 @pytest.mark.parametrize(("name", "index"), [("cuda", 0), ("cuda:1", 1), (torch.device("cuda", 1), 1)])
