@@ -1,0 +1,71 @@
+"""Compilation: what `torch.compile` makes of the region between two attentions, counted, and why it could not."""
+
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
+
+from minfer.core.device import Device
+from minfer.core.errors import MinferWarning, OptionsError
+
+AUTO, EAGER = "auto", "none"
+"""The compiler's names for: inductor if the model is worth it; do not compile."""
+
+WORTHWHILE = 2**24
+"""Parameters from which on compiling, some seconds, pays: a smaller model's whole answer takes no longer."""
+
+INSTALL = {
+    "cpu": "install g++ or clang (Debian: apt install g++; macOS: xcode-select --install)",
+    "cuda": "install Triton and a C compiler (pip install triton; apt install gcc)",
+}
+
+
+class Compilation:
+    """One `torch.compile` backend at work. `graphs` counts what it was given to compile: few, for any lengths.
+
+    `problem` says why nothing is compiled, if so; empty: it is compiled. Raises `OptionsError` for an unknown backend.
+    """
+
+    def __init__(self, backend: str, parameters: int) -> None:
+        self.graphs = 0
+        self.problem = "as asked" if backend == EAGER else ""
+        if backend == AUTO:
+            backend = "inductor"
+            if parameters < WORTHWHILE:
+                self.problem = f"{parameters:,} parameters are too few to be worth the seconds"
+        if not self.problem:
+            try:
+                self.make = torch._dynamo.lookup_backend(backend)
+            except torch._dynamo.exc.InvalidBackend as error:
+                known = ", ".join([AUTO, EAGER, "eager", *torch.compiler.list_backends()])
+                raise OptionsError(f"compiler {backend!r} is unknown: use one of {known}") from error
+        self.backend = backend
+
+    def compiled(self, function: Any) -> Callable[..., Any]:
+        """`function` compiled whole, with every size of its tensors a variable; as it is where that does not work.
+
+        It gets a code object of its own, since Dynamo keeps graphs, and counts them against its limit, per code object.
+        """
+        if self.problem:
+            return function
+        own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+        return torch.compile(own, backend=self._counted, dynamic=True, fullgraph=True)
+
+    def _counted(self, graph: Any, inputs: Any) -> Any:
+        self.graphs += 1
+        return self.make(graph, inputs)
+
+    def attempt(self, run: Callable[[], None], device: Device) -> None:
+        """Run what compiles; without a compiler warn once, and have a `problem`. An error of the region itself raises."""
+        try:
+            run()
+        except BackendCompilerFailed as error:
+            self.problem = str(error).splitlines()[0]
+            cure = f"{INSTALL[device.torch_device.type]}, or load with compiler=none"
+            warnings.warn(f"phase 7 runs fused but not compiled: {self.problem}; {cure}", MinferWarning, stacklevel=2)
+
+    def __str__(self) -> str:
+        return f"not compiled: {self.problem}" if self.problem else f"{self.backend}, {self.graphs} graphs"

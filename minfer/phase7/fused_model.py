@@ -1,0 +1,101 @@
+"""FusedModel: the model's forward, cut at each attention, so that one region between two of them serves all layers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from minfer.core.attention import Attention
+from minfer.core.gpt2 import GPT2
+from minfer.core.model import Transformer
+from minfer.phase7.blocks import FusedBlock, FusedGPT2Block
+from minfer.phase7.product import head, product
+
+
+def between(block: Any, following: Any, x: Tensor, attended: Tensor, rotary: Tensor | None) -> tuple[Tensor, ...]:
+    """From a layer's attention to the next one's: x and `attended` of one -> x, q, k, v of the other."""
+    x = block.leave(x, attended)
+    return x, *following.enter(x, rotary)
+
+
+class FusedModel(nn.Module):
+    """A decoder with the forward of `Transformer` over fused blocks. `between` may be replaced by a compiled one."""
+
+    def __init__(self, model: Transformer | GPT2, blocks: list[nn.Module], norm: nn.Module) -> None:
+        super().__init__()
+        self.config = model.config
+        self.layers = nn.ModuleList(blocks)
+        self.norm = norm
+        self.lm_head: nn.Module = model.lm_head
+        self.between: Callable[..., tuple[Tensor, ...]] = between
+
+    def embed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Token ids and positions `(*lead,)` -> `(*lead, hidden)` and the rotary rows, where the model has them."""
+        raise NotImplementedError
+
+    def use_fast_products(self) -> None:
+        """Give every linear layer the form that is fastest on its device, in its dtype."""
+        for block in self.layers:
+            for name in block.linear:  # type: ignore[union-attr]
+                setattr(block, name, product(getattr(block, name)))
+        self.lm_head = head(self.lm_head, self.embedding)
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        """The embedding of tokens, which a head may be tied to."""
+        raise NotImplementedError
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: Sequence[Attention], rows: Tensor | None = None
+    ) -> Tensor:
+        """As `Transformer.forward`; what follows the last attention is done for the wanted rows only."""
+        x, rotary = self.embed(input_ids, positions)
+        blocks: list[Any] = list(self.layers)
+        q, k, v = blocks[0].enter(x, rotary)
+        for block, following, attend in zip(blocks, blocks[1:], attention, strict=False):
+            x, q, k, v = self.between(block, following, x, attend(q, k, v).flatten(-2), rotary)
+        attended = attention[len(blocks) - 1](q, k, v).flatten(-2)
+        if rows is not None:
+            x, attended = x.flatten(0, -2)[rows], attended.flatten(0, -2)[rows]
+        return self.lm_head(self.norm(blocks[-1].leave(x, attended)))
+
+
+class FusedTransformer(FusedModel):
+    """The Llama family."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__(model, [FusedBlock(block) for block in model.layers], model.norm)  # type: ignore[arg-type]
+        self.embed_tokens, self.rotary = model.embed_tokens, model.rotary
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        """`embed_tokens`."""
+        return self.embed_tokens
+
+    def embed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Embedding and rotary rows."""
+        return self.embed_tokens(input_ids), self.rotary[positions]
+
+
+class FusedGPT2(FusedModel):
+    """GPT-2."""
+
+    def __init__(self, model: GPT2) -> None:
+        super().__init__(model, [FusedGPT2Block(block) for block in model.h], model.ln_f)  # type: ignore[arg-type]
+        self.wte, self.wpe = model.wte, model.wpe
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        """`wte`."""
+        return self.wte
+
+    def embed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, None]:
+        """Embedding of tokens and of positions."""
+        return self.wte(input_ids) + self.wpe(positions), None
+
+
+def fused(model: nn.Module) -> nn.Module:
+    """The fused form of a `Transformer` or a `GPT2`, which is taken apart for it; any other model stays as it is."""
+    if isinstance(model, GPT2):
+        return FusedGPT2(model)
+    return FusedTransformer(model) if isinstance(model, Transformer) else model
