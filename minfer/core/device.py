@@ -6,6 +6,8 @@ Nothing else in minfer calls `torch.cuda`.
 import os
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -21,8 +23,16 @@ DTYPES = {
 """The dtypes that weights can be held in, by name."""
 
 
+class Graph(ABC):
+    """Work that was recorded once and is done again as a whole, on the same memory, without asking Python."""
+
+    @abstractmethod
+    def replay(self) -> None:
+        """Do the work again, on what its buffers hold now. On a card it is queued, like any other work."""
+
+
 class Device(ABC):
-    """Where the model lives: its name for torch, its clock, its memory."""
+    """Where the model lives: its name for torch, its clock, its memory, its graphs."""
 
     torch_device: torch.device
 
@@ -77,6 +87,20 @@ class Device(ABC):
         """Wait until all queued work is done."""
 
     @abstractmethod
+    def graph(self, work: Callable[[], None], beside: Graph | None = None) -> Graph:
+        """Record what `work` does, so that it can be replayed.
+
+        `work` reads and writes tensors that exist before it and stay where they are; it reads no value on the host,
+        and what it makes itself is gone after it. What Python does in it is done now and not at a replay. `beside`: a
+        graph that never runs while this one does, so both may use one memory; record the largest first. Raises
+        `RuntimeError` for work that cannot be recorded.
+        """
+
+    @abstractmethod
+    def reserved_memory(self) -> int:
+        """Bytes that torch has taken from the device and keeps, in use or not; 0 where it keeps nothing."""
+
+    @abstractmethod
     def total_memory(self) -> int:
         """Bytes of memory of the device."""
 
@@ -112,6 +136,14 @@ class CPU(Device):
     def synchronize(self) -> None:
         """Nothing is ever queued."""
 
+    def graph(self, work: Callable[[], None], beside: Graph | None = None) -> Graph:
+        """A CPU has no graphs: the stand-in does the work again at each replay, and nothing before."""
+        return Repetition(work)
+
+    def reserved_memory(self) -> int:
+        """What is freed goes back to the system."""
+        return 0
+
     def total_memory(self) -> int:
         """Physical memory of the machine in bytes."""
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -125,6 +157,17 @@ class CPU(Device):
     def used_memory(self) -> int:
         """Anonymous resident memory: mapped files are page cache, which the system can take back."""
         return _proc_bytes("/proc/self/status", "RssAnon:") or 0
+
+
+class Repetition(Graph):
+    """A graph's stand-in, by doing the work again: right wherever the graph is, and no faster than without."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work = work
+
+    def replay(self) -> None:
+        """Do the work."""
+        self.work()
 
 
 class CUDA(Device):
@@ -146,6 +189,20 @@ class CUDA(Device):
         """Wait for every stream of the card."""
         torch.cuda.synchronize(self.torch_device)
 
+    def graph(self, work: Callable[[], None], beside: Graph | None = None) -> Graph:
+        """A CUDA graph, in the same pool of memory as `beside`."""
+        with torch.cuda.device(self.torch_device):
+            return CapturedGraph(work, self.capture_stream, beside)
+
+    @cached_property
+    def capture_stream(self) -> torch.cuda.Stream:
+        """Where graphs are recorded: torch refuses to on the default stream, and shares a pool best on one stream."""
+        return torch.cuda.Stream(self.torch_device)
+
+    def reserved_memory(self) -> int:
+        """Bytes in torch's pools, those of graphs among them."""
+        return torch.cuda.memory_reserved(self.torch_device)
+
     def total_memory(self) -> int:
         """Bytes on the card."""
         return torch.cuda.mem_get_info(self.torch_device)[1]
@@ -158,6 +215,29 @@ class CUDA(Device):
     def used_memory(self) -> int:
         """Bytes of live tensors of this process."""
         return torch.cuda.memory_allocated(self.torch_device)
+
+
+class CapturedGraph(Graph):
+    """A `torch.cuda.CUDAGraph`."""
+
+    warmups = 2
+    """Runs before the recording: libraries make their workspaces, and compilers compile, when they first run."""
+
+    def __init__(self, work: Callable[[], None], stream: torch.cuda.Stream, beside: Graph | None) -> None:
+        self.work = work  # and with it whatever holds the memory whose addresses are recorded
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(self.warmups):
+                work()
+        self.captured = torch.cuda.CUDAGraph()
+        pool = beside.captured.pool() if isinstance(beside, CapturedGraph) else None
+        with torch.cuda.graph(self.captured, pool, stream, capture_error_mode="thread_local"):  # others may go on
+            work()
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def replay(self) -> None:
+        """Queue the recorded work on the current stream."""
+        self.captured.replay()
 
 
 def _proc_bytes(path: str, key: str) -> int | None:
