@@ -59,7 +59,7 @@ class Compilation:
         return self.make(graph, inputs)
 
     def attempt(self, run: Callable[[], None], device: Device) -> None:
-        """Run what compiles; without a compiler warn once, and have a `problem`. An error of the region itself raises."""
+        """Run what compiles; without a compiler warn, and have a `problem`. An error of the region itself raises."""
         try:
             run()
         except BackendCompilerFailed as error:

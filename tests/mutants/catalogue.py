@@ -15,12 +15,14 @@ from tests.mutants import (
     phase5_preemption,
     phase5_prefixes,
     phase5_schedule,
+    phase7,
 )
 
 MODULES = (
     *(contract, contract_requests, phase1, phase1_stopping, phase1_sampling, phase2, phase3),
     *(phase4, phase4_rows),
     *(phase5, phase5_preemption, phase5_schedule, phase5_prefixes, phase5_interface),
+    phase7,
 )
 MUTANTS = [mutant for module in MODULES for mutant in module.MUTANTS.planted]
 PHASES = sorted({mutant.phase for mutant in MUTANTS})
