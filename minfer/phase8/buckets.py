@@ -6,9 +6,12 @@ import torch
 
 from minfer.core.config import ModelConfig
 
-LOPSIDED = 4
-"""Two sizes are rounded up, each to less than its double: so requests of like length, which together fill the pool at
-most, never need a bucket of more than four times the pool. A few long ones among many short ones may."""
+SHARE = 8
+"""Graphs may take an eighth of the free memory. A step that gathers more is no longer short beside its launches, which
+is all that a graph saves."""
+
+MASK_BYTES = 11
+"""Of a query-key pair while a mask is made: an int64 distance and three bools."""
 
 
 class Bucket(NamedTuple):
@@ -17,35 +20,27 @@ class Bucket(NamedTuple):
     rows: int
     width: int  # blocks of the longest row's table
 
+    @property
+    def blocks(self) -> int:
+        """Blocks that the step gathers."""
+        return self.rows * self.width
+
 
 class Buckets:
-    """Powers of two of rows and of width, and the largest of each; none of more than `LOPSIDED` times the pool."""
+    """Powers of two of rows and of width, up to `rows` and `width` themselves; none of more than `most_blocks`."""
 
-    def __init__(self, rows: int, width: int, num_blocks: int) -> None:
-        self.rows, self.widths = doubling(rows), doubling(min(width, num_blocks))
+    def __init__(self, rows: int, width: int, most_blocks: int) -> None:
+        self.rows, self.widths = doubling(rows), doubling(width)
         every = [Bucket(rows, width) for rows in self.rows for width in self.widths]
-        kept = [bucket for bucket in every if bucket.rows * bucket.width <= LOPSIDED * num_blocks]
-        self.largest_first = sorted(kept, key=lambda bucket: bucket.rows * bucket.width, reverse=True)
+        kept = [bucket for bucket in every if bucket.blocks <= most_blocks]
+        self.largest_first = sorted(kept, key=lambda bucket: bucket.blocks, reverse=True)
+        self.most_rows = max((bucket.rows for bucket in kept), default=0)
+        self.most_blocks = max((bucket.blocks for bucket in kept), default=0)
 
     def holding(self, rows: int, width: int) -> Bucket | None:
         """The smallest bucket that such a step fits; None if there is none."""
         fitting = Bucket(_at_least(rows, self.rows), _at_least(width, self.widths))
         return fitting if fitting in self.largest_first else None
-
-    def capture_bytes(self, config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-        """An estimate of what the graphs take: one memory serves all, so it is what the largest bucket needs.
-
-        Keys and values of one layer as they are gathered, as one head for each query head (where the kernel knows no
-        groups) in float32 at least, scores and weights, and the mask; the logits. What a layer makes of one token per
-        row is little beside that.
-        """
-        if not self.largest_first:
-            return 0
-        wide = max(dtype.itemsize, 4)
-        gathered = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
-        expanded = config.num_heads * (2 * config.head_dim + 2) * wide
-        tokens = max(bucket.rows * bucket.width for bucket in self.largest_first) * block_size
-        return tokens * (gathered + expanded + 11) + 2 * self.rows[-1] * config.vocab_size * wide
 
 
 def doubling(limit: int) -> list[int]:
@@ -56,3 +51,14 @@ def doubling(limit: int) -> list[int]:
 
 def _at_least(size: int, sizes: list[int]) -> int:
     return next((one for one in sizes if one >= size), 0)
+
+
+def gathered_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """What a step needs for each block that it gathers; its graphs, which share one memory, need that of the largest.
+
+    Keys and values of one layer; the same once for each query head in float32 at least, with scores and weights, as
+    the kernel that knows no groups makes them; the mask. What is made of one token per row is little beside that.
+    """
+    kept = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
+    expanded = config.num_heads * (2 * config.head_dim + 2) * max(dtype.itemsize, 4)
+    return block_size * (kept + expanded + MASK_BYTES)

@@ -30,7 +30,7 @@ class StepBuffers:
 
     def table(self, bucket: Bucket) -> Tensor:
         """The bucket's block tables, `(rows, width)`, with nothing between two rows."""
-        return self.tables[: bucket.rows * bucket.width].view(bucket)
+        return self.tables[: bucket.blocks].view(bucket)
 
     def keep(self, logits: Tensor) -> None:
         """Store logits `(rows, vocab)`. The first to come, in a warm-up, says what memory they need."""
@@ -47,10 +47,8 @@ class DecodeGraphs:
     """
 
     def __init__(self, model: nn.Module, cache: PagedKVCache, device: Device, buckets: Buckets) -> None:
-        self.cache, self.buckets = cache, buckets
-        rows = max((bucket.rows for bucket in buckets.largest_first), default=0)
-        blocks = max((bucket.rows * bucket.width for bucket in buckets.largest_first), default=0)
-        self.buffers = StepBuffers(rows, blocks, cache.pool.device)
+        self.cache = cache
+        self.buffers = StepBuffers(buckets.most_rows, buckets.most_blocks, cache.pool.device)
         self.graphs: dict[Bucket, Graph] = {}
         before, first = device.reserved_memory(), None
         for bucket in buckets.largest_first:

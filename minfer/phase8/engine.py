@@ -11,7 +11,7 @@ from minfer.core.options import at_least, option
 from minfer.phase5 import Engine as PreviousEngine
 from minfer.phase5 import PagedKVCache
 from minfer.phase5 import PagedOptions as PreviousOptions
-from minfer.phase8.buckets import Buckets
+from minfer.phase8.buckets import SHARE, Buckets, gathered_bytes
 from minfer.phase8.decode_graphs import DecodeGraphs
 from minfer.phase8.usage import GraphUsage
 
@@ -42,31 +42,35 @@ class Engine(PreviousEngine):
         """As before; then the graphs, which are of this pool and no other."""
         self.usage = GraphUsage()
         self.graphs: DecodeGraphs | None = None  # those of an earlier pool would keep it
+        self.buckets = self.make_buckets()
         super().allocate()
-        blocks = self.cache.num_blocks
-        buckets, needed, free = self.buckets(blocks), self.capture_bytes(blocks), self.device.free_memory()
+        needed, free = self.capture_bytes, self.device.free_memory()
         if needed > free:
             raise OptionsError(
-                f"graphs of up to {buckets.rows[-1]} rows need about {needed:,} bytes beside the pool of {blocks} "
-                f"blocks, {free:,} are free: lower graph_batch or num_blocks"
+                f"graphs of up to {self.buckets.most_rows} rows need about {needed:,} bytes beside the pool of "
+                f"{self.cache.num_blocks} blocks, {free:,} are free: lower graph_batch or num_blocks"
             )
-        self.graphs = DecodeGraphs(self.model, self.cache, self.device, buckets)
+        self.graphs = DecodeGraphs(self.model, self.cache, self.device, self.buckets)
 
-    def blocks_that_fit(self) -> int:
-        """As before, but the graphs must fit beside the pool too."""
-        blocks = super().blocks_that_fit()
-        room = self.device.free_memory() - self.capture_bytes(blocks)
-        return max(1, min(blocks, room // PagedKVCache.block_bytes(self.config, self.options.block_size, self.dtype)))
-
-    def buckets(self, num_blocks: int) -> Buckets:
-        """The sizes of step that are recorded beside a pool of so many blocks."""
+    def make_buckets(self) -> Buckets:
+        """The sizes of step that are recorded: as wide as the context, or as the pool if that is smaller."""
         options = self.options
         rows = options.max_batch if options.graph_batch is None else options.graph_batch
-        return Buckets(rows, -(-self.context // options.block_size), num_blocks)
+        width = -(-self.context // options.block_size)
+        room = self.device.free_memory() // SHARE
+        most = room // gathered_bytes(self.config, options.block_size, self.dtype)
+        return Buckets(rows, min(width, options.num_blocks or width), most)
 
-    def capture_bytes(self, num_blocks: int) -> int:
-        """About what the graphs beside such a pool take."""
-        return self.buckets(num_blocks).capture_bytes(self.config, self.options.block_size, self.dtype)
+    @property
+    def capture_bytes(self) -> int:
+        """About what the graphs take, beside the pool and what any step takes."""
+        return self.buckets.most_blocks * gathered_bytes(self.config, self.options.block_size, self.dtype)
+
+    def blocks_that_fit(self) -> int:
+        """As before, but with room beside the pool for the graphs, and in it for the scratch block."""
+        room = self.device.free_memory() - self.capture_bytes
+        fitting = room // PagedKVCache.block_bytes(self.config, self.options.block_size, self.dtype) - 1
+        return max(1, min(super().blocks_that_fit(), fitting))
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Logits `(R, vocab)` of the batch's rows."""
@@ -76,9 +80,9 @@ class Engine(PreviousEngine):
         if step.segments or len(batch.rows) < len(step.slots):  # chunks of prompts; one of one token has no row
             return self.eager(batch, "prefill")
         rows, width = step.tables.shape
-        bucket = self.graphs.buckets.holding(rows, width)
+        bucket = self.buckets.holding(rows, width)
         if bucket is None:
-            return self.eager(batch, "rows" if rows > max(self.graphs.buckets.rows, default=0) else "width")
+            return self.eager(batch, "rows" if rows > self.buckets.most_rows else "width")
         self.usage.replayed(rows, width, bucket)
         return self.graphs.replay(bucket, batch, step)
 

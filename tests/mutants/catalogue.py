@@ -16,6 +16,7 @@ from tests.mutants import (
     phase5_prefixes,
     phase5_schedule,
     phase7,
+    phase8,
 )
 
 MODULES = (
@@ -23,6 +24,7 @@ MODULES = (
     *(phase4, phase4_rows),
     *(phase5, phase5_preemption, phase5_schedule, phase5_prefixes, phase5_interface),
     phase7,
+    phase8,
 )
 MUTANTS = [mutant for module in MODULES for mutant in module.MUTANTS.planted]
 PHASES = sorted({mutant.phase for mutant in MUTANTS})

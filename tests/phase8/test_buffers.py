@@ -1,0 +1,127 @@
+"""Phase 8: the memory that graphs read and write: what is filled, what padding touches, what stays where it is."""
+
+import copy
+
+import numpy as np
+import torch
+
+from tests.phase8.graphs import GraphServing, prompts_of
+
+
+def test_P8_01_every_buffer_is_filled_before_each_replay(engine_cls, lab):
+    code, hint = "P8-01", "a graph reads the addresses that it was recorded with: copy into them, do not rebind them"
+    for family in ("llama", "qwen2-windows", "gpt2"):
+        model = lab.model(family)
+        serving = GraphServing(engine_cls, lab, model, code, f"{family}: three requests, then two others", hint)
+        for lengths, counts in (((5, 9, 3), (9, 14, 5)), ((2, 6), (4, 8))):
+            serving.sequences.clear()
+            serving.serve(prompts_of(lab, model, lengths), [lab.params(count) for count in counts])
+        serving.equal(serving.device.replays > 10, True, "looked whether more than 10 steps were replayed")
+
+
+def test_P8_03_padding_touches_nobody(engine_cls, lab):
+    """Eight blocks for four requests: what one frees, the next one has at once."""
+    code, hint = "P8-03", "where do rows that only fill up a bucket write? and rows that were filled in an earlier step?"
+    model = lab.model()
+    did = "batches of 4, then 1, then 3 requests on 8 blocks of 4"
+    serving = GraphServing(engine_cls, lab, model, code, did, hint, num_blocks=8, max_batch=4)
+    for length, count in ((2, 18), (3, 4), (1, 4), (2, 3)):
+        serving.submit(lab.prompt(model, length), lab.params(count))
+    sizes = set()
+    while serving.unfinished:
+        if serving.steps == 8:
+            for length, count in ((4, 9), (3, 6)):
+                serving.submit(lab.prompt(model, length), lab.params(count))
+        before, held = serving.engine.cache.pool.clone(), serving.state["tables"]
+        cached = {sequence.id: sequence.num_cached for sequence in serving.sequences}
+        serving.step()
+        sizes.add(len(serving.counts))
+        _wrote_only_its_tokens(serving, before, held, cached)
+    serving.equal(sizes, {1, 2, 3, 4}, "looked at the sizes of the batches")
+    serving.empty()
+    serving.right()
+
+
+def _wrote_only_its_tokens(serving, before, held, cached):
+    """In blocks that their owners had before it and still have, a step has changed the slots of its own tokens."""
+    __tracebackhide__ = True
+    state = serving.state
+    step, size = state["step"], state["block_size"]
+    changed = (serving.engine.cache.pool != before).flatten(4).any(-1).any(0).any(0)  # (blocks, block_size)
+    own = set()
+    for entry in step:
+        table, first = held.get(entry["id"], []), cached[entry["id"]]
+        own |= {(table[p // size], p % size) for p in range(first, first + entry["tokens"]) if p // size < len(table)}
+    kept = {owner: table for owner, table in held.items() if state["tables"].get(owner, [])[: len(table)] == table}
+    watched = {block for table in kept.values() for block in table}
+    touched = [(b, slot) for b, slot in changed.nonzero().tolist() if b in watched and (b, slot) not in own]
+    serving.equal(touched, [], f"after step {serving.steps} looked for slots (block, place) of others that changed")
+
+
+def test_P8_05_a_later_replay_changes_no_earlier_logits(engine_cls, lab):
+    hint = "a graph writes its logits to the same memory at every replay: give out a copy"
+    model = lab.model("mistral")
+    for count in (1, 2, 3):
+        did = f"kept what forward returned, for {count} requests"
+        serving = GraphServing(engine_cls, lab, model, "P8-05", did, hint)
+        forward, kept = serving.engine.forward, []
+
+        def keeping(batch, forward=forward, kept=kept):
+            logits = forward(batch)
+            kept.append((logits, logits.clone()))
+            return logits
+
+        serving.engine.forward = keeping
+        serving.serve(prompts_of(lab, model, range(3, 3 + count)), lab.params(7))
+        serving.equal(serving.device.replays > 3, True, "looked whether more than 3 steps were replayed")
+        for step, (logits, then) in enumerate(kept):
+            serving.equal(logits.numpy(), then.numpy(), f"looked at the logits of step {step} when all was over")
+
+
+def test_P8_08_captured_memory_stays(engine_cls, lab):
+    code, hint = "P8-08", "a graph knows addresses: buffers and pool stay, or the graph goes with them"
+    model = lab.model()
+    serving = GraphServing(engine_cls, lab, model, code, "50 steps, requests coming and going", hint)
+    for number in range(13):
+        serving.submit(lab.prompt(model, 1 + number % 7), lab.params(4 + 3 * (number % 5)))
+    while serving.unfinished or serving.steps < 50:
+        if not serving.unfinished:
+            serving.submit(lab.prompt(model, 6), lab.params(9))
+        serving.step()
+    serving.right()
+    graphs = len(serving.device.graphs)
+    serving.engine.allocate()
+    serving.did = "called allocate() a second time"
+    serving.equal(len(serving.device.graphs), graphs, "counted the graphs that are held")
+    serving.sequences.clear()
+    serving.serve(prompts_of(lab, model, (5, 9, 3)), lab.params(6))
+
+
+def test_P8_09_what_padding_computes_stays_with_it(engine_cls, lab):
+    """Every token that occurs nowhere has NaN for an embedding, so rows of padding, whatever they hold, are NaN."""
+    code, hint = "P8-09", "0 · NaN is NaN, under any mask: may a request's row read what a padding row has written?"
+    model = lab.model()
+    prompts, counts = prompts_of(lab, model, (13, 2, 5)), (5, 9, 7)
+    answers = [model.oracle.greedy(prompt, count)[0] for prompt, count in zip(prompts, counts, strict=True)]
+    used = {token for ids in (*prompts, *answers) for token in ids}
+    bare = copy.copy(model)
+    embedding = next(name for name in model.weights if "embed" in name)
+    unused = [token for token in range(model.config.vocab_size) if token not in used]
+    weights = np.array(model.weights[embedding])
+    weights[unused] = np.nan
+    bare.weights = {**model.weights, embedding: weights}
+    did = "three requests in buckets of 4 rows, one of them late; tokens that nobody uses have NaN for an embedding"
+    serving = GraphServing(engine_cls, lab, bare, code, did, hint, graph_batch=4, chunk_size=5)
+    serving.model = model
+    first, second, late = [
+        lambda i=i: serving.submit(prompts[i], lab.params(counts[i])) for i in range(3)
+    ]
+    second(), late()
+    serving.step()
+    serving.step()
+    first()  # its chunks are computed in mixed steps, after replays with padding
+    serving.drain()
+    serving.right()
+    with torch.inference_mode():
+        left = bool(serving.engine.cache.pool.isnan().any())
+    serving.equal(left, False, "looked for NaN in the pool when all was over")
