@@ -4,8 +4,10 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,14 +33,20 @@ def environment() -> dict[str, Any]:
     }
 
 
-def entry(workload: Workload, samples: dict[str, list[Sample]]) -> dict[str, Any]:
-    """One workload's part of a ledger."""
+def entry(
+    workload: Workload, samples: dict[str, list[Sample]], absent: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    """One workload's part of a ledger; `absent`: rows that could not be run, and why."""
+    rows: list[dict[str, Any]] = [
+        {"name": n, "samples": [run.as_dict() for run in runs]} for n, runs in samples.items()
+    ]
     return {
         "workload": workload.name,
         "about": workload.about,
+        "figure": workload.figure,
         "input_tokens": workload.input_tokens,
         "output_tokens": workload.output_tokens,
-        "rows": [{"name": name, "samples": [run.as_dict() for run in runs]} for name, runs in samples.items()],
+        "rows": [*rows, *({"name": name, "samples": [], "absent": reason} for name, reason in absent.items())],
     }
 
 
@@ -54,7 +62,9 @@ def load(path: Path) -> dict[str, Any]:
     try:
         ledger = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise MinferError(f"{path} is not a ledger ({error}): make one with minfer bench phases --out") from error
+        raise MinferError(
+            f"{path} is not a ledger ({error}): make one with minfer bench phases --out or minfer bench fast --out"
+        ) from error
     if not isinstance(ledger, dict) or ledger.get("schema") != SCHEMA:
         raise MinferError(f"{path} is not a ledger of schema {SCHEMA}")
     return ledger

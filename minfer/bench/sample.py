@@ -2,7 +2,8 @@
 
 Definitions, per request with n output tokens at times t₁ … tₙ, all requests arriving at 0:
 TTFT = t₁; TPOT = (tₙ − t₁)/(n − 1), only for n > 1; ITL = the gaps tᵢ₊₁ − tᵢ, pooled over requests.
-Output throughput = all output tokens / time until the last one.
+Output throughput = all output tokens / time until the last one; decode throughput counts tokens and time only from the
+moment when every request has its first, so that prompts are not in it.
 """
 
 import statistics
@@ -23,6 +24,18 @@ class Sample:
     def output_throughput(self) -> float:
         """Output tokens per second over all requests."""
         return sum(len(times) for times in self.token_times) / self.duration
+
+    @property
+    def decode_throughput(self) -> float:
+        """Output tokens per second after the last request's first token; NaN if none came later."""
+        begun, ended = self.prefilled_s, max(times[-1] for times in self.token_times)
+        later = sum(at > begun for times in self.token_times for at in times)
+        return later / (ended - begun) if later else float("nan")
+
+    @property
+    def prefilled_s(self) -> float:
+        """Seconds until every request had its first token."""
+        return max(times[0] for times in self.token_times)
 
     @property
     def ttft_ms(self) -> float:

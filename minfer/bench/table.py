@@ -5,79 +5,18 @@ from typing import Any
 
 from rich.table import Table
 
+from minfer.bench.claims import PEER, claims, median, throughput
+from minfer.bench.grid import Grid
 from minfer.bench.ledger import runs
 from minfer.bench.sample import Sample, Spread
 
-COLUMNS: dict[str, Callable[[Sample], float]] = {
-    "tokens/s": lambda sample: sample.output_throughput,
-    "TTFT ms": lambda sample: sample.ttft_ms,
-    "TPOT ms": lambda sample: sample.tpot_ms,
-}
 FACTS = {"tokens fed": ("tokens_fed", 1.0), "host %": ("host_share", 100.0), "KV unused %": ("kv_unused", 100.0)}
-HEAD = ["", *COLUMNS, *FACTS]
-
-
-def cells(row: dict[str, Any]) -> list[str]:
-    """A row of the table: its name, then median (least–greatest) of each figure; "–" where it has none."""
-    samples = runs(row)
-    name = row["name"] + (f", {len(samples)} runs" if len(samples) < 5 else "")
-    made = [name, *(str(Spread.of(map(figure, samples))) for figure in COLUMNS.values())]
-    for key, factor in FACTS.values():
-        values = [factor * sample.facts[key] for sample in samples if key in sample.facts]
-        made.append(f"{Spread.of(values).median:,.{0 if key == 'tokens_fed' else 1}f}" if values else "–")
-    return made
-
-
-def ratio(part: dict[str, Any], name: str, other: str) -> Spread:
-    """How many times the tokens/s of `other` the row `name` reaches, run by run of one interleaved series."""
-    by_name = {row["name"]: runs(row) for row in part["rows"]}
-    pairs = zip(by_name[name], by_name[other], strict=False)  # a slow one has fewer runs, from the first rounds
-    return Spread.of(mine.output_throughput / theirs.output_throughput for mine, theirs in pairs)
-
-
-def ratios(ledger: dict[str, Any]) -> list[str]:
-    """The comparisons that the phases are about, in words."""
-    pairs = [("single", "phase 3", "phase 1"), ("single", "phase 3", "transformers")]
-    pairs += [("mixed", "phase 5", "transformers"), ("mixed", "phase 5", "phase 3"), ("mixed", "phase 5", "phase 4")]
-    pairs += [("prefix", "phase 5, sharing prefixes", "phase 5, not sharing")]
-    said = []
-    for workload, name, other in pairs:
-        part = next(part for part in ledger["parts"] if part["workload"] == workload)
-        against = [row["name"] for row in part["rows"] if row["name"].startswith(other)]
-        said += [f"{workload}: {name} makes {ratio(part, name, full)} times the tokens/s of {full}" for full in against]
-    return said
-
-
-def loading(ledger: dict[str, Any]) -> str:
-    """The peak of loading beside its bound, in words."""
-    peak, weights, largest = (ledger["loading"][key] / 1e6 for key in ("peak", "weights", "largest"))
-    bound = peak / (weights + largest)
-    return (
-        f"loading: peak {peak:.0f} MB for {weights:.0f} MB of weights and a largest tensor of {largest:.0f} MB "
-        f"({bound:.2f} × their sum)"
-    )
-
-
-def cold_start(ledger: dict[str, Any]) -> str:
-    """The time to the first token of a new process, in words."""
-    return f"cold start: first token of `minfer generate` with the embedded model after {_spread(ledger)} s"
-
-
-def _spread(ledger: dict[str, Any]) -> Spread:
-    return Spread.of(ledger["cold_start_s"])
+NONE = "–"
 
 
 def terminal(ledger: dict[str, Any]) -> list[Table | str]:
-    """What `minfer bench phases` prints."""
-    shown: list[Table | str] = []
-    for part in ledger["parts"]:
-        table = Table(title=part["about"], title_justify="left")
-        for number, head in enumerate(HEAD):
-            table.add_column(head, justify="right" if number else "left", min_width=0 if number else 20)
-        for row in part["rows"]:
-            table.add_row(*cells(row))
-        shown.append(table)
-    return [*shown, *ratios(ledger), loading(ledger), cold_start(ledger)]
+    """What a benchmark prints."""
+    return [*(grid.rich() for grid in grids(ledger)), *sentences(ledger)]
 
 
 def markdown(ledger: dict[str, Any]) -> str:
@@ -87,11 +26,108 @@ def markdown(ledger: dict[str, Any]) -> str:
         f"`{ledger['command']}` on {where['cpu']} ({where['capability']}), {where['threads']} threads, "
         f"torch {where['torch']}, {where['utc'][:10]}; median (least–greatest) of interleaved runs:",
     ]
-    for part in ledger["parts"]:
-        lines += ["", f"**{part['about']}**", "", _line(HEAD), _line(["---", *["---:"] * (len(HEAD) - 1)])]
-        lines += [_line(cells(row)) for row in part["rows"]]
-    return "\n".join([*lines, "", *(f"- {said}" for said in [*ratios(ledger), loading(ledger), cold_start(ledger)])])
+    for grid in grids(ledger):
+        lines += ["", *grid.markdown()]
+    return "\n".join([*lines, "", *(f"- {said}" for said in sentences(ledger))])
 
 
-def _line(items: list[str]) -> str:
-    return f"| {' | '.join(items)} |"
+def grids(ledger: dict[str, Any]) -> list[Grid]:
+    """One table per workload, then what ran and where the time goes, where the ledger has that."""
+    made = [grid(part) for part in ledger["parts"]]
+    if "ran" in ledger:
+        made.append(what_ran(ledger["ran"]))
+    if "shares" in ledger:
+        made.append(where_time_goes(ledger["shares"]))
+    return made
+
+
+def sentences(ledger: dict[str, Any]) -> list[str]:
+    """What the ledger says in words."""
+    said = claims(ledger)
+    if "shares" in ledger:
+        said += bounds(ledger)
+    if "loading" in ledger:
+        said.append(loading(ledger["loading"]))
+    if "cold_start_s" in ledger:
+        spread = Spread.of(ledger["cold_start_s"])
+        said.append(f"cold start: first token of `minfer generate` with the embedded model after {spread} s")
+    return said
+
+
+def grid(part: dict[str, Any]) -> Grid:
+    """A workload's rows: median (least–greatest) of each figure, and the facts that any row has."""
+    shown = columns(part)
+    known = {fact for row in part["rows"] for sample in runs(row) for fact in sample.facts}
+    facts = {head: (key, factor) for head, (key, factor) in FACTS.items() if key in known}
+    most = max(len(row["samples"]) for row in part["rows"])
+    rows = []
+    for row in part["rows"]:
+        samples = runs(row)
+        if not samples:
+            rows.append([f"{row['name']}: n/a ({row['absent']})", *[NONE] * (len(shown) + len(facts))])
+            continue
+        name = row["name"] + (f", {len(samples)} runs" if len(samples) < most else "")
+        figures = [str(Spread.of(map(figure, samples))) for figure in shown.values()]
+        rows.append([name, *figures, *(_fact(samples, key, factor) for key, factor in facts.values())])
+    return Grid(part["about"], ["", *shown, *facts], rows)
+
+
+def columns(part: dict[str, Any]) -> dict[str, Callable[[Sample], float]]:
+    """The figures of a workload's table: first what its rows are compared by; decoding also as seen from outside."""
+    head, figure = throughput(part)
+    made = {head: figure}
+    if part.get("figure") == "decode":
+        made["with prompts"] = lambda sample: sample.output_throughput
+    made["TTFT ms"] = lambda sample: sample.ttft_ms
+    if part.get("figure") != "prefill":
+        made["TPOT ms"] = lambda sample: sample.tpot_ms
+    return made
+
+
+def _fact(samples: list[Sample], key: str, factor: float) -> str:
+    values = [factor * sample.facts[key] for sample in samples if key in sample.facts]
+    return f"{Spread.of(values).median:,.{0 if key == 'tokens_fed' else 1}f}" if values else NONE
+
+
+def what_ran(ran: dict[str, dict[str, Any]]) -> Grid:
+    """What each row's figures belong to: the weights' bytes, the kernels, what was compiled."""
+    rows = [
+        [name, f"{facts['weight_bytes'] / 1e6:.0f}", facts.get("compiled", NONE), facts.get("kernels", NONE)]
+        for name, facts in ran.items()
+    ]
+    return Grid("what ran", ["", "weights MB", "compiled", "kernels"], rows)
+
+
+def where_time_goes(shares: dict[str, Any]) -> Grid:
+    """The parts of the forward's time, from one profiled run of each engine."""
+    rows = []
+    for name, row in shares["rows"].items():
+        parts = [f"{100 * row[key] / row['forward_s']:.0f}" for key in ("products_s", "attention_s", "rest_s")]
+        rows.append([name, f"{row['steps']}", f"{row['forward_s']:.1f}", *parts])
+    head = ["", "steps", "forward s", "products %", "attention %", "rest %"]
+    return Grid(f"where the time goes ({shares['workload']}, one profiled run)", head, rows)
+
+
+def bounds(ledger: dict[str, Any]) -> list[str]:
+    """What an engine would reach if only its products took time, in words."""
+    shares = ledger["shares"]
+    part = next(part for part in ledger["parts"] if part["workload"] == shares["workload"])
+    peers = [row["name"] for row in part["rows"] if row["name"].startswith(PEER)]
+    said = []
+    for name, row in shares["rows"].items():
+        bound = part["output_tokens"] / row["products_s"]
+        times = "".join(f" = {bound / median(part, peer):.2f} × {peer}" for peer in peers)
+        said.append(
+            f"{part['workload']}: if all but the products cost nothing, {name} would reach {bound:.0f} tokens/s{times}"
+        )
+    return said
+
+
+def loading(bytes_of: dict[str, int]) -> str:
+    """The peak of loading beside its bound, in words."""
+    peak, weights, largest = (bytes_of[key] / 1e6 for key in ("peak", "weights", "largest"))
+    bound = peak / (weights + largest)
+    return (
+        f"loading: peak {peak:.0f} MB for {weights:.0f} MB of weights and a largest tensor of {largest:.0f} MB "
+        f"({bound:.2f} × their sum)"
+    )

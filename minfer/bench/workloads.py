@@ -21,6 +21,7 @@ class Workload:
     name: str
     about: str
     requests: list[Request]
+    figure: str = "output"  # what its contestants are compared by: output, decode or prefill throughput
 
     @property
     def input_tokens(self) -> int:
@@ -33,8 +34,12 @@ class Workload:
         return sum(request.params.max_tokens or 0 for request in self.requests)
 
 
-def single(vocab_size: int, prompt: int = 16, new: int = 128, seed: int = 0) -> Workload:
-    """One request: what a decode step costs."""
+def single(vocab_size: int, prompt: int = 128, new: int = 128, seed: int = 0) -> Workload:
+    """One request: what a decode step costs, and what a cache saves.
+
+    Without a cache a step computes all tokens so far, so the longer the prompt, the more is saved: 128 tokens are a
+    short question with some text. (After 16 the mean step computes 80 tokens, after 128 it computes 192.)
+    """
     about = f"1 request, {prompt} tokens in, {new} out"
     return Workload("single", about, [_request(random.Random(seed), vocab_size, prompt, new)])
 
@@ -52,6 +57,21 @@ def shared_prefix(vocab_size: int, count: int = 16, prefix: int = 256, own: int 
     common = _ids(draw, vocab_size, prefix)
     requests = [_request(draw, vocab_size, own, new, common) for _ in range(count)]
     return Workload("prefix", f"{count} requests with one {prefix}-token prefix, {own} of their own", requests)
+
+
+def decode(vocab_size: int, count: int, prompt: int = 32, new: int = 64) -> Workload:
+    """Requests of one length that run side by side from start to end: what a step of `count` rows costs."""
+    draw = random.Random(count)
+    requests = [_request(draw, vocab_size, prompt, new) for _ in range(count)]
+    noun = "request" if count == 1 else "requests"
+    about = f"{count} {noun} at once, {prompt} tokens in, {new} out"
+    return Workload(f"decode-{count}", about, requests, "decode")
+
+
+def prefill(vocab_size: int, prompt: int = 512) -> Workload:
+    """One long prompt and one token."""
+    request = _request(random.Random(2), vocab_size, prompt, 1)
+    return Workload("prefill", f"1 prompt of {prompt} tokens", [request], "prefill")
 
 
 def _request(draw: random.Random, vocab_size: int, prompt: int, new: int, common: list[int] | None = None) -> Request:

@@ -1,34 +1,61 @@
-"""`minfer bench`: measurements; each prints a table with its peers and writes a ledger."""
+"""`minfer bench`: measurements; each prints a table with its peers, and those that take time write a ledger."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from minfer.bench import ledger, table
-from minfer.bench.phases import measure
+from minfer.bench import fast as fast_bench
+from minfer.bench import ledger, ops, phases, table
 from minfer.bench.readme import insert
 from minfer.core.errors import OptionsError
 
+WIDTH = 140  # columns in a file or a pipe, where nothing needs to be folded
+
 bench = typer.Typer(no_args_is_help=True, help="Measure phases beside each other and beside their peers.")
+
+Model = Annotated[str, typer.Option("--model", "-m", help="tiny, a folder or a pulled name.")]
+Dtype = Annotated[str, typer.Option(help="The weights: float32, float16, bfloat16, float64.")]
+Repeats = Annotated[
+    int, typer.Option(min=1, help="Counted runs of each, after a warm-up; one that takes over a minute has two.")
+]
+Out = Annotated[Path | None, typer.Option(help="Write the ledger to this JSON file.")]
+
+
+@bench.command(name="phases")
+def bench_phases(
+    model: Model = "tiny",
+    dtype: Dtype = "float32",
+    repeats: Repeats = 5,
+    peers: Annotated[bool, typer.Option(help="Whether transformers runs beside, where it is installed.")] = True,
+    out: Out = None,
+) -> None:
+    """Phases 1 to 5 on one request, on many of differing lengths, and on many that begin alike."""
+    _check(out)
+    _finish(phases.measure(model, dtype, repeats, peers, Console(stderr=True)), out)
 
 
 @bench.command()
-def phases(
-    model: Annotated[str, typer.Option("--model", "-m", help="tiny, a folder or a pulled name.")] = "tiny",
-    dtype: Annotated[str, typer.Option(help="The weights: float32, float16, bfloat16, float64.")] = "float32",
-    repeats: Annotated[int, typer.Option(min=1, help="Counted runs of each, after one warm-up.")] = 5,
-    peers: Annotated[bool, typer.Option(help="Whether transformers runs beside, where it is installed.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Write the ledger to this JSON file.")] = None,
+def fast(
+    model: Model = "tiny",
+    device: Annotated[str, typer.Option(help="Where it runs: auto, cpu, cuda, cuda:N.")] = "auto",
+    repeats: Repeats = 3,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A row, by how its name begins, or a workload (repeatable).")
+    ] = None,
+    out: Out = None,
 ) -> None:
-    """Phases 1 to 5 on one request, on many of differing lengths, and on many that begin alike."""
-    if out and not out.absolute().parent.is_dir():
-        raise OptionsError(f"--out {out}: there is no folder {out.parent}")
-    made = measure(model, dtype, repeats, peers, Console(stderr=True))
-    if out:
-        ledger.save(out, made)
-    _print(made)
+    """Phases 5 to 8, whole and quantised, beside transformers and llama.cpp: decoding 1, 16 and 32, and a prefill."""
+    _check(out)
+    _finish(fast_bench.measure(model, device, repeats, only or [], Console(stderr=True)), out)
+
+
+@bench.command(name="ops")
+def bench_ops(model: Model = "tiny", dtype: Dtype = "float32") -> None:
+    """Operators called in one decode step, before and after fusion."""
+    Console().print(ops.count(model, dtype, list(ops.VARIANTS)).rich())
 
 
 @bench.command()
@@ -43,7 +70,18 @@ def show(
         insert(readme, table.markdown(made))
 
 
+def _check(out: Path | None) -> None:
+    if out and not out.absolute().parent.is_dir():
+        raise OptionsError(f"--out {out}: there is no folder {out.parent}")
+
+
+def _finish(made: dict, out: Path | None) -> None:
+    if out:
+        ledger.save(out, made)
+    _print(made)
+
+
 def _print(made: dict) -> None:
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     for item in table.terminal(made):
         console.print(item)
