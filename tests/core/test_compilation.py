@@ -1,0 +1,86 @@
+"""Compiling for real, and doing without a compiler: said once, with what to install, and the answers are the same."""
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from minfer.core.errors import MinferWarning, OptionsError
+from minfer.core.params import SamplingParams
+from minfer.course.tiny import tiny_model
+from minfer.phase7 import Engine, FusionOptions
+from minfer.phase7.merge import merged
+from minfer.phase7.product import PackedLinear, Product, TransposedLinear
+
+GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
+PROMPT = [5, 9, 31, 7]
+HAS_COMPILER = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+
+
+def answer(compiler, dtype=torch.float32):
+    model = tiny_model("qwen3", 17)
+    engine = Engine(model.module(dtype), None, FusionOptions(device="cpu", compiler=compiler))
+    return engine, engine.generate([PROMPT], GREEDY)[0].token_ids
+
+
+WANTED = tiny_model("qwen3", 17).oracle.greedy(PROMPT, 6)[0]
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler here")
+def test_inductor_compiles_two_graphs():
+    engine, token_ids = answer("inductor")
+    assert token_ids == WANTED
+    assert str(engine.compilation) == "inductor, 2 graphs"
+
+
+def test_without_a_compiler_it_says_what_to_install_and_goes_on():
+    missing = {"cpp.cxx": (None, "/nowhere/c++"), "force_disable_caches": True}
+    with (
+        torch._inductor.config.patch(missing),
+        pytest.warns(MinferWarning, match=r"not compiled.*install g\+\+") as said,
+    ):
+        engine, token_ids = answer("inductor")
+    assert len(said) == 1
+    assert token_ids == WANTED
+    assert str(engine.compilation).startswith("not compiled: InvalidCxxCompiler")
+
+
+def test_a_mistake_in_the_region_is_not_taken_for_a_missing_compiler(monkeypatch):
+    def broken(block, following, x, attended, rotary):
+        return block.there_is_no_such_part(x)
+
+    monkeypatch.setattr("minfer.phase7.engine.between", broken)
+    with pytest.raises(Exception, match="there_is_no_such_part"):
+        answer("eager")
+
+
+def test_a_small_model_is_not_compiled_unless_asked():
+    engine, token_ids = answer("auto")
+    assert "too few" in str(engine.compilation)
+    assert token_ids == WANTED
+    assert str(answer("none")[0].compilation) == "not compiled: as asked"
+
+
+def test_an_unknown_compiler_is_refused():
+    with pytest.raises(OptionsError, match="compiler 'inducktor' is unknown: use one of auto, none, eager"):
+        answer("inducktor")
+
+
+@pytest.mark.parametrize("form", [PackedLinear, TransposedLinear])
+@pytest.mark.parametrize("lead", [(1,), (2,), (5,), (2, 3), (1, 1)])
+def test_each_form_of_a_product_gives_the_product(form, lead):
+    generator = torch.Generator().manual_seed(3)
+    linear = nn.Linear(77, 41, bias=form is PackedLinear).requires_grad_(False)
+    x = torch.randn(*lead, 77, generator=generator)
+    assert form is not PackedLinear or PackedLinear.serves(linear.weight)
+    layer = Product(form(linear), 41)
+    torch.testing.assert_close(layer(x), linear(x), rtol=1e-5, atol=1e-5)
+
+
+def test_merging_keeps_every_weight_and_bias():
+    parts = [nn.Linear(7, width) for width in (5, 3, 2)]
+    stacked = merged(parts)
+    assert torch.equal(stacked.weight, torch.cat([part.weight for part in parts]))
+    assert torch.equal(stacked.bias, torch.cat([part.bias for part in parts]))
+    assert merged([nn.Linear(7, 2, bias=False)]).bias is None
