@@ -22,8 +22,7 @@ def replayed(lengths=(5, 9, 3), counts=(6, 9, 4), look=lambda serving: None, aga
             for number, length in enumerate(these):
                 serving.submit(ids(model, length, number), lab.params(counts[number]))
             for _ in range(60):
-                if serving.unfinished:
-                    serving.step(check=False)
+                serving.engine.step()
         width = model.config.vocab_size
         rows = [serving.engine.record.rows(sequence, width).round(6).tolist() for sequence in serving.sequences]
         seen = [(sequence.output_ids, repr(sequence.error)) for sequence in serving.sequences]
@@ -164,7 +163,7 @@ class DropsTheLastRows(Smaller):
     rows = True
 
 
-@plant("P8-02", replayed())
+@plant("P8-13", replayed())
 class CutsTheLongestTable(Smaller):
     width = True
 
@@ -181,11 +180,13 @@ class Clamped(Engine):
 plant("P8-02", replayed(lengths=(3,) * 5, counts=(4,) * 5, graph_batch=4, max_batch=5), crashes=True)(Clamped)
 
 
-@plant("P8-02", replayed())
 class NeverReplays(Engine):
     def forward(self, batch):
         return self.eager(batch, "prefill")
 
+
+for code in ("P8-02", "P8-07", "P8-13"):
+    plant(code, replayed())(NeverReplays)
 
 # ---- what padding touches --------------------------------------------------------------------------------------------
 
@@ -217,7 +218,7 @@ class PaddingIntoBlock0(OtherGraphs):
     Graphs = PaddingInSlot0
 
 
-@plant("P8-03", replayed(lengths=(2, 3, 1, 2), counts=(18, 4, 4, 3), again=(4, 3), num_blocks=8, look=pool))
+@plant("P8-03", replayed(lengths=(6, 2, 2, 2), counts=(11, 11, 11, 2), num_blocks=10, look=pool))
 class PaddingOfEarlierSteps(OtherGraphs):
     Graphs = PaddingIsWhatWasThere
 
@@ -364,9 +365,9 @@ def scratch_is_nan(engine_cls, lab):
     serving = GraphServing(engine_cls, lab, model, "probe", "probe")
     for length in (13, 2, 5):
         serving.submit(ids(model, length), lab.params(4))
-    serving.step()
+    serving.engine.step()
     serving.engine.cache.pool[:, :, -1] = torch.nan
-    serving.step()
+    serving.engine.step()
     left = bool(serving.engine.cache.pool.isnan().any())
     return left, [sequence.output_ids for sequence in serving.sequences]
 
@@ -413,7 +414,8 @@ class AlwaysRecords(Engine):
 
 
 def room(engine_cls, lab):
-    serving = GraphServing(engine_cls, lab, lab.model(), "probe", "probe", num_blocks=None, memory_share=1.0)
+    more = {"num_blocks": None, "memory_share": 1.0, "max_batch": 32}
+    serving = GraphServing(engine_cls, lab, lab.model(), "probe", "probe", **more)
     serving.device.free = 200 * 4 * serving.engine.config.kv_numbers_per_token * 8
     serving.engine.allocate()
     return serving.engine.cache.num_blocks
@@ -422,10 +424,5 @@ def room(engine_cls, lab):
 @plant("P8-12", room)
 class PoolTakesAll(Engine):
     def blocks_that_fit(self):
-        room = int(self.device.free_memory() * self.options.memory_share)
-        block = self.cache_block
-        return min(self.options.max_batch * self.context // self.options.block_size, room // block - 1)
-
-    @property
-    def cache_block(self):
-        return self.options.block_size * self.config.kv_numbers_per_token * self.dtype.itemsize
+        block = self.options.block_size * self.config.kv_numbers_per_token * self.dtype.itemsize
+        return self.device.free_memory() // block - 1

@@ -13,6 +13,9 @@ What these tests ask of an engine, beside what `tests/phase5/serving.py` says:
         padded_rows    the share of replayed rows that belonged to nobody
 """
 
+import warnings
+
+from minfer.core.errors import MinferWarning
 from minfer.course.simulated import SimulatedDevice
 from tests.phase5.serving import Serving
 
@@ -27,10 +30,16 @@ class GraphServing(Serving):
         self.replayed = 0
 
     def step(self, check=True):
-        """One step; how often a graph was replayed in it is then in `replayed`."""
+        """One step, which must not fail: an engine that runs its requests one by one then would hide it.
+
+        How often a graph was replayed in it is then in `replayed`.
+        """
         __tracebackhide__ = True
         before = self.device.replays
-        advanced = super().step(check)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", MinferWarning)
+            advanced = super().step(check)
+        self.equal([str(one.message) for one in said], [], f"looked for warnings in step {self.steps}")
         self.replayed = self.device.replays - before
         return advanced
 

@@ -18,8 +18,8 @@ def test_P8_02_a_graph_has_room_for_every_row(engine_cls, lab):
         serving.replays_decodes(most_rows=8)
 
 
-def test_P8_02_a_graph_has_room_for_the_longest_row(engine_cls, lab):
-    code, hint = "P8-02", "how many blocks has the longest table, and which bucket holds as many?"
+def test_P8_13_a_graph_has_room_for_the_longest_row(engine_cls, lab):
+    code, hint = "P8-13", "how many blocks has the longest table, and which bucket holds as many?"
     for family in ("mistral", "gpt2"):
         model = lab.model(family)
         for size in (1, 4, 16):
