@@ -36,8 +36,13 @@ def open_model(model: str | Path) -> tuple[Checkpoint, Tokenizer]:
 
 def skeleton(checkpoint: Checkpoint) -> Transformer | GPT2:
     """The checkpoint's model without memory for its weights: parameters have shapes only (device `meta`)."""
+    return hollow(checkpoint.config)
+
+
+def hollow(config: ModelConfig) -> Transformer | GPT2:
+    """A model of `config` whose parameters have shapes only."""
     with torch.device("meta"), _WithoutInit():
-        return model_class(checkpoint.config)(checkpoint.config)
+        return model_class(config)(config)
 
 
 class _WithoutInit(TorchFunctionMode):
