@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from minfer.core.config import ModelConfig
 from minfer.core.errors import CheckpointError, MinferWarning
-from minfer.core.weight_files import DTYPES, INDEX, SINGLE, FileEntry, read_entries, some
+from minfer.core.stored_quantization import PARTS
+from minfer.core.weight_files import CODES, DTYPES, INDEX, SINGLE, FileEntry, read_entries, some
 
 COMPARED_ROWS = 4096
 
@@ -133,18 +134,24 @@ class Checkpoint:
     @property
     def nbytes(self) -> int:
         """The bytes of all usable tensors as stored."""
-        return sum(prod(e.shape) * DTYPES[e.dtype].itemsize for e in self.entries.values() if e.dtype in DTYPES)
+        known = DTYPES | CODES
+        return sum(prod(e.shape) * known[e.dtype].itemsize for e in self.entries.values() if e.dtype in known)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that most of the numbers are stored in."""
+        """The dtype that most of the numbers are stored in; those of quantised weights do not count."""
         numbers: Counter[str] = Counter()
         for entry in self.entries.values():
-            numbers[entry.dtype] += prod(entry.shape)
+            if not self._is_part(entry):
+                numbers[entry.dtype] += prod(entry.shape)
         usable = [name for name, _ in numbers.most_common() if name in DTYPES]
         if not usable:
             raise CheckpointError(f"{self.folder} stores only {', '.join(numbers) or 'nothing'}: not a float model")
         return DTYPES[usable[0]]
+
+    def _is_part(self, entry: FileEntry) -> bool:
+        """Whether this is a tensor of a quantised weight."""
+        return self.config.quantization is not None and entry.name.rpartition(".")[2] in PARTS
 
     def plan(self, model: LoadableModel) -> dict[str, TensorSource]:
         """Where each of `model.named_parameters()` is stored, by the parameter's name.
@@ -155,7 +162,7 @@ class Checkpoint:
         """
         ignored = re.compile("|".join(f"(?:{pattern})" for pattern in model.ignored_in_file) or r"$^")
         entries = {name: entry for name, entry in self.entries.items() if not ignored.search(name)}
-        self._refuse_quantised(entries)
+        self._refuse_quantised(model, entries)
         stored_as = _stored_names(model, entries)
         self._refuse_misfits(model, entries, stored_as)
         plan: dict[str, TensorSource] = {}
@@ -166,12 +173,23 @@ class Checkpoint:
             plan[name] = first
         return plan
 
-    def _refuse_quantised(self, entries: dict[str, FileEntry]) -> None:
-        odd = [f"{entry.name} ({entry.dtype})" for entry in entries.values() if entry.dtype not in DTYPES]
+    def _refuse_quantised(self, model: LoadableModel, entries: dict[str, FileEntry]) -> None:
+        """Codes are welcome only where the config says that minfer wrote them, and the model is made for them."""
+        odd = [
+            f"{entry.name} ({entry.dtype})"
+            for entry in entries.values()
+            if entry.dtype not in DTYPES and not (self._is_part(entry) and entry.dtype in CODES)
+        ]
         if odd:
             raise CheckpointError(
                 f"{self.folder} is a quantised checkpoint, or not of a language model: {len(odd)} tensors are stored "
                 f"neither as float64, float32, float16 nor bfloat16: {some(odd)}; use the model's unquantised release"
+            )
+        stored = self.config.quantization
+        if stored is not None and not any(name.endswith(f".{PARTS[0]}") for name, _ in model.named_parameters()):
+            raise CheckpointError(
+                f"{self.folder} is stored quantised as {stored.scheme}: load it with phase 6 or later, or use the "
+                "model that it was made from"
             )
 
     def _refuse_misfits(
@@ -186,7 +204,18 @@ class Checkpoint:
             for file_name in stored_as[name]
             if (expected := _shape_in_file(model, name, parameter)) != entries[file_name].shape
         ]
-        kinds = (("missing", missing), ("unexpected", unexpected), ("of the wrong shape", misshapen))
+        recoded = [
+            f"{file_name} in {entries[file_name].file.name} is {entries[file_name].dtype}, not {parameter.dtype}"
+            for name, parameter in model.named_parameters()
+            for file_name in stored_as[name]
+            if self._is_part(entries[file_name]) and _dtype(entries[file_name]) != parameter.dtype
+        ]
+        kinds = (
+            ("of the wrong dtype", recoded),
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("of the wrong shape", misshapen),
+        )
         problems = [f"{len(names)} {kind}: {some(names)}" for kind, names in kinds if names]
         if problems:
             untied = missing == ["lm_head.weight"]
@@ -215,7 +244,11 @@ def _shape_in_file(model: LoadableModel, name: str, parameter: Tensor) -> tuple[
 def _stored(model: LoadableModel, name: str, entry: FileEntry) -> StoredTensor:
     transposed = model.stored_transposed(name)
     shape = entry.shape[::-1] if transposed else entry.shape
-    return StoredTensor(name, shape, DTYPES[entry.dtype], entry.file, entry.name, transposed)
+    return StoredTensor(name, shape, _dtype(entry), entry.file, entry.name, transposed)
+
+
+def _dtype(entry: FileEntry) -> torch.dtype:
+    return (DTYPES | CODES)[entry.dtype]
 
 
 def _refuse_unequal(first: StoredTensor, copy: StoredTensor) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from minfer.core.config_keys import DEFAULTS, GPT2_NAMES, HARMLESS, HONOURED, MODEL_TYPES, NEUTRAL, NULLABLE
 from minfer.core.errors import ConfigError, MinferWarning
 from minfer.core.rope import RopeConfig
+from minfer.core.stored_quantization import KEY, StoredQuantization
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
@@ -47,6 +48,8 @@ class ModelConfig:
     dtype: str | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    quantization: StoredQuantization | None = None
+    """How the linear layers are stored, if `minfer quantize` wrote them."""
 
     @property
     def kv_numbers_per_token(self) -> int:
@@ -67,6 +70,9 @@ class ModelConfig:
     def from_dict(cls, facts: Mapping[str, Any]) -> "ModelConfig":
         """Check the facts of a `config.json` and bring them under our names. Raises `ConfigError`."""
         architecture = _architecture(facts)
+        quantization = StoredQuantization.from_config(facts)
+        if quantization is not None:
+            facts = {key: value for key, value in facts.items() if key != KEY}
         _refuse_what_would_change_the_result(architecture, facts)
         facts = {**DEFAULTS[architecture], **{k: v for k, v in facts.items() if v is not None or k in NULLABLE}}
         if architecture == "GPT2LMHeadModel":
@@ -91,6 +97,7 @@ class ModelConfig:
             dtype=facts.get("dtype") or facts.get("torch_dtype"),
             bos_token_id=next(iter(_ids(facts, "bos_token_id")), None),
             eos_token_ids=_ids(facts, "eos_token_id"),
+            quantization=quantization,
         )
 
 

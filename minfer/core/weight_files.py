@@ -19,6 +19,9 @@ DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+"""The dtypes of plain weights, as safetensors names them."""
+CODES = {"I8": torch.int8, "U8": torch.uint8, "F8_E4M3": torch.float8_e4m3fn}
+"""Those that only the codes of a quantised model may have."""
 
 
 @dataclass(frozen=True)

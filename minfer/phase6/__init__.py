@@ -1,0 +1,15 @@
+"""Phase 6, quantization: the weights of linear layers in 16, 8 or 4 bits, multiplied without making them wide first.
+
+Problem   Decoding reads every weight once per step: its speed, and what fits a card, are bytes per weight.
+Idea      Keep a code of few bits per weight and a scale per output channel (int8, fp8) or per group of columns (int4);
+          `QuantizedLinear` puts them into the storage of the fastest kernel for the device and the rows' dtype.
+Costs     Quality: `minfer quality` shows perplexity, divergence and the greedy match beside the unquantised model.
+Loses     With many rows at once, which are bound by arithmetic; and where only dequantise-and-multiply serves.
+"""
+
+from minfer.phase6.engine import Engine, QuantizationOptions
+from minfer.phase6.names import find_scheme
+from minfer.phase6.quantized_linear import QuantizedLinear
+from minfer.phase6.schemes import Scheme
+
+__all__ = ["Engine", "QuantizationOptions", "QuantizedLinear", "Scheme", "find_scheme"]

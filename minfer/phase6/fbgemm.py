@@ -1,0 +1,122 @@
+"""FBGEMM's products on x86: float16 weights with float32 rows, and 8-bit weights with 8-bit rows.
+
+The weight is in an object of torch that shows no memory: `opaque_bytes` counts it as FBGEMM lays it out.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from minfer.core.device import Device
+from minfer.phase6.kernels import Kernel
+from minfer.phase6.schemes import Half, Int8, Parts
+
+if TYPE_CHECKING:
+    from minfer.phase6.quantized_linear import QuantizedLinear
+
+ENGINE = "fbgemm"
+
+
+class Fbgemm(Kernel):
+    """What both have in common. Rows in bfloat16 are converted: no bit of them is lost."""
+
+    dtypes = (torch.float32, torch.bfloat16)
+    operators: tuple[str, ...] = ()
+
+    def serves(self, layer: "QuantizedLinear", device: Device) -> bool:
+        """An x86 CPU, and a torch that has the operators."""
+        if device.torch_device.type != "cpu" or ENGINE not in torch.backends.quantized.supported_engines:
+            return False
+        return all(hasattr(torch.ops.quantized, name) for name in self.operators)
+
+
+class FbgemmHalf(Fbgemm):
+    """float16 weights, widened in registers, by float32 rows; sums in float32."""
+
+    name = "fbgemm fp16"
+    operators = ("linear_prepack_fp16", "linear_unpack_fp16", "linear_dynamic_fp16")
+
+    def serves(self, layer: "QuantizedLinear", device: Device) -> bool:
+        """As all of FBGEMM, for fp16."""
+        return isinstance(layer.scheme, Half) and super().serves(layer, device)
+
+    def pack(self, layer: "QuantizedLinear") -> tuple[Parts, Any]:
+        """Into FBGEMM's own layout."""
+        with fbgemm():
+            return {}, torch.ops.quantized.linear_prepack_fp16(layer.held()["codes"].float(), None)
+
+    def unpack(self, layer: "QuantizedLinear") -> Parts:
+        """Every float16 comes back as it was."""
+        with fbgemm():
+            return {"codes": torch.ops.quantized.linear_unpack_fp16(layer.packed)[0].half()}
+
+    def opaque_bytes(self, layer: "QuantizedLinear") -> int:
+        """2 bytes a weight."""
+        return 2 * layer.out_features * layer.in_features
+
+    def product(self, layer: "QuantizedLinear", rows: Tensor) -> Tensor:
+        """One operator."""
+        return torch.ops.quantized.linear_dynamic_fp16(rows.float(), layer.packed).to(rows.dtype)
+
+
+class FbgemmInt8(Fbgemm):
+    """8-bit weights by rows that are rounded to 8 bits, each by its largest number; sums in int32.
+
+    Without VNNI the instruction adds pairs of products in 16 bits, which 8-bit rows overflow: they get 7 bits there.
+    """
+
+    name = "fbgemm int8"
+    operators = ("linear_prepack", "linear_unpack", "linear_with_input_q_dq_qweight_dq_output_fp32")
+
+    def serves(self, layer: "QuantizedLinear", device: Device) -> bool:
+        """As all of FBGEMM, for int8 with quantised rows."""
+        return isinstance(layer.scheme, Int8) and layer.quantize_rows and super().serves(layer, device)
+
+    def pack(self, layer: "QuantizedLinear") -> tuple[Parts, Any]:
+        """Into FBGEMM's own layout."""
+        held = layer.held()
+        zeros = torch.zeros(layer.out_features, dtype=torch.long)
+        with fbgemm():
+            weight = torch._make_per_channel_quantized_tensor(held["codes"], held["scale"].double(), zeros, 0)
+            return {}, torch.ops.quantized.linear_prepack(weight, None)
+
+    def unpack(self, layer: "QuantizedLinear") -> Parts:
+        """Codes and scales come back as they were."""
+        with fbgemm():
+            weight = torch.ops.quantized.linear_unpack(layer.packed)[0]
+        return {"codes": weight.int_repr(), "scale": weight.q_per_channel_scales().float()}
+
+    def opaque_bytes(self, layer: "QuantizedLinear") -> int:
+        """A byte a weight; for each channel its scale, its zero point and the sum of its codes."""
+        return layer.out_features * (layer.in_features + 12)
+
+    def product(self, layer: "QuantizedLinear", rows: Tensor) -> Tensor:
+        """Rows divided by their largest number, multiplied, and multiplied by it again."""
+        wide = rows.float()
+        largest = wide.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        steps = 127 if has_vnni() else 63
+        multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+        return (multiply(wide / largest, 1 / steps, steps + 1, layer.packed) * largest).to(rows.dtype)
+
+
+def has_vnni() -> bool:
+    """Whether the CPU adds products of 8 bits in 32 bits at once (AVX-512 VNNI)."""
+    probes = ("_is_vnni_supported", "_is_avx512_vnni_supported")
+    return any(getattr(torch.cpu, probe, bool)() for probe in probes)
+
+
+@contextmanager
+def fbgemm() -> Iterator[None]:
+    """In this context torch's quantised operators are FBGEMM's; silences that they are announced to move elsewhere."""
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = ENGINE
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"torch\.quantize_per_tensor.*", category=UserWarning)
+            yield
+    finally:
+        torch.backends.quantized.engine = before

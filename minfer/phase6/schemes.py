@@ -1,0 +1,132 @@
+"""Schemes: how the weight of a linear layer is stored in fewer bits, and what a weight of these bits is.
+
+    fp16   w ≈ code                           code is a float16
+    int8   w ≈ code · scale[channel]          code in -127 … 127
+    fp8    w ≈ code · scale[channel]          code is a float8_e4m3fn, at most 448
+    int4   w ≈ (code - 8) · scale[group] + zero[group]        see `int4.py`
+
+Weights are `(out, in)`; a channel is a row of them. A scale belongs to one channel, or to a group of its columns, so
+layers that are stacked along their channels keep their codes.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minfer.core.errors import CheckpointError
+
+Parts = dict[str, Tensor]
+"""The tensors that a weight is stored as, by name: codes and what scales them. Each has a row per channel."""
+
+
+@dataclass(frozen=True)
+class Scheme(ABC):
+    """A format of weights. `name` is what options and files call it."""
+
+    name = ""
+
+    @abstractmethod
+    def shapes(self, out_features: int, in_features: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of each part of a weight `(out, in)`."""
+
+    @abstractmethod
+    def quantize(self, weight: Tensor) -> Parts:
+        """Parts of a finite weight `(out, in)` in float32 or float64."""
+
+    @abstractmethod
+    def dequantize(self, parts: Parts, in_features: int, dtype: torch.dtype) -> Tensor:
+        """The weight `(out, in)` that the parts stand for; exact in float64."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def nbytes(self, out_features: int, in_features: int) -> int:
+        """Bytes of all parts of a weight `(out, in)`."""
+        shapes = self.shapes(out_features, in_features).values()
+        return sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in shapes)
+
+    def bytes_per_parameter(self, in_features: int) -> float:
+        """Bytes per weight of a layer of that width, scales included: fp16 2; int8 and fp8 1 + 4/in; int4 0.5 + 4/group
+        (a little more where the width is odd or no multiple of the group)."""
+        return self.nbytes(1, in_features) / in_features
+
+
+@dataclass(frozen=True)
+class Half(Scheme):
+    """Weights in float16. What float16 cannot hold is refused: it would be infinite."""
+
+    name = "fp16"
+
+    def shapes(self, out_features: int, in_features: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Codes only."""
+        return {"codes": ((out_features, in_features), torch.float16)}
+
+    def quantize(self, weight: Tensor) -> Parts:
+        """Round to float16. Raises `CheckpointError` beyond ±65504."""
+        most = float(weight.abs().max())
+        if most > torch.finfo(torch.float16).max:
+            raise CheckpointError(f"a weight of {most:g} is beyond float16's 65504: use int8, fp8 or bfloat16")
+        return {"codes": weight.half()}
+
+    def dequantize(self, parts: Parts, in_features: int, dtype: torch.dtype) -> Tensor:
+        """The codes themselves."""
+        return parts["codes"].to(dtype)
+
+
+@dataclass(frozen=True)
+class PerChannel(Scheme):
+    """Symmetric codes up to `largest`, and a float32 scale for each output channel."""
+
+    largest = 0.0
+    dtype = torch.int8
+
+    def shapes(self, out_features: int, in_features: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Codes and scale."""
+        return {"codes": ((out_features, in_features), self.dtype), "scale": ((out_features,), torch.float32)}
+
+    def quantize(self, weight: Tensor) -> Parts:
+        """The largest weight of a channel becomes the largest code. Clamped: a scale can be too small to be exact."""
+        scale = (weight.abs().amax(-1) / self.largest).float()
+        steps = (weight / divisor(scale)[:, None]).clamp(-self.largest, self.largest)
+        return {"codes": self.rounded(steps), "scale": scale}
+
+    @abstractmethod
+    def rounded(self, steps: Tensor) -> Tensor:
+        """Codes nearest to numbers within ±`largest`."""
+
+    def dequantize(self, parts: Parts, in_features: int, dtype: torch.dtype) -> Tensor:
+        """codes · scale."""
+        return parts["codes"].to(dtype) * parts["scale"].to(dtype)[:, None]
+
+
+@dataclass(frozen=True)
+class Int8(PerChannel):
+    """Integers of 8 bits, -128 left out so that the range is symmetric."""
+
+    name = "int8"
+    largest = 127.0
+    dtype = torch.int8
+
+    def rounded(self, steps: Tensor) -> Tensor:
+        """To the nearest integer."""
+        return steps.round().to(torch.int8)
+
+
+@dataclass(frozen=True)
+class Float8(PerChannel):
+    """Floats of 8 bits: 4 of exponent, 3 of mantissa; beyond 448 the cast gives NaN."""
+
+    name = "fp8"
+    largest = 448.0
+    dtype = torch.float8_e4m3fn
+
+    def rounded(self, steps: Tensor) -> Tensor:
+        """To the nearest float8."""
+        return steps.float().to(torch.float8_e4m3fn)
+
+
+def divisor(scale: Tensor) -> Tensor:
+    """`scale` where something can be divided by it; 1 where it is 0, since all that it scales is 0."""
+    return torch.where(scale == 0, torch.ones_like(scale), scale)

@@ -1,0 +1,39 @@
+"""Models that are stored quantised: built on `meta`, and filled with the codes as they are in the files."""
+
+import torch
+from torch import nn
+
+from minfer.core.checkpoint import Checkpoint
+from minfer.core.device import Device
+from minfer.core.gpt2 import GPT2
+from minfer.core.model import Transformer
+from minfer.core.models import skeleton
+from minfer.phase6.conversion import linear_names, owner_of
+from minfer.phase6.names import find_scheme
+from minfer.phase6.quantized_linear import QuantizedLinear, frozen
+
+
+def quantized_skeleton(checkpoint: Checkpoint) -> Transformer | GPT2:
+    """The checkpoint's model with quantised layers where its config says so; parameters have shapes only."""
+    stored = checkpoint.config.quantization
+    assert stored is not None
+    model, scheme = skeleton(checkpoint), find_scheme(stored.scheme, stored.group_size)
+    with torch.device("meta"):
+        for name in linear_names(model, stored.quantize_head):
+            owner, leaf = owner_of(model, name)
+            plain = getattr(owner, leaf)
+            bias = plain.bias is not None
+            setattr(owner, leaf, QuantizedLinear(plain.in_features, plain.out_features, scheme, bias))
+    return model
+
+
+def build_stored(checkpoint: Checkpoint, device: Device, dtype: torch.dtype) -> nn.Module:
+    """The model on the device: codes and scales as stored, all else in `dtype`. Raises `CheckpointError`."""
+    model = quantized_skeleton(checkpoint)
+    for name, source in checkpoint.plan(model).items():
+        owner, leaf = owner_of(model, name)
+        as_stored = isinstance(owner, QuantizedLinear) and leaf != "bias"
+        setattr(owner, leaf, frozen(source.read(None if as_stored else dtype, device.torch_device)))
+    model.tie()
+    model.make_tables()
+    return model
