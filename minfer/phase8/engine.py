@@ -8,16 +8,15 @@ from torch import Tensor
 from minfer.core.batch import ForwardBatch
 from minfer.core.errors import OptionsError
 from minfer.core.options import at_least, option
-from minfer.phase5 import Engine as PreviousEngine
-from minfer.phase5 import PagedKVCache
-from minfer.phase5 import PagedOptions as PreviousOptions
+from minfer.phase7 import Engine as Phase7Engine
+from minfer.phase7 import FusionOptions
 from minfer.phase8.buckets import SHARE, Buckets, gathered_bytes
 from minfer.phase8.decode_graphs import DecodeGraphs
 from minfer.phase8.usage import GraphUsage
 
 
 @dataclass(frozen=True)
-class GraphOptions(PreviousOptions):
+class GraphOptions(FusionOptions):
     """Phase 8's options."""
 
     graph_batch: int | None = option(None, "most requests in a step that is replayed as a graph; default: max_batch")
@@ -32,7 +31,7 @@ class GraphOptions(PreviousOptions):
                 )
 
 
-class Engine(PreviousEngine):
+class Engine(Phase7Engine):
     """A step that only decodes is replayed; any other is computed as before."""
 
     Options = GraphOptions
@@ -69,8 +68,8 @@ class Engine(PreviousEngine):
     def blocks_that_fit(self) -> int:
         """As before, but with room beside the pool for the graphs, and in it for the scratch block."""
         room = self.device.free_memory() - self.capture_bytes
-        fitting = room // PagedKVCache.block_bytes(self.config, self.options.block_size, self.dtype) - 1
-        return max(1, min(super().blocks_that_fit(), fitting))
+        block = self.options.block_size * self.config.kv_numbers_per_token * self.dtype.itemsize
+        return max(1, min(super().blocks_that_fit(), room // block - 1))
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Logits `(R, vocab)` of the batch's rows."""
