@@ -24,13 +24,17 @@ from minfer.core.errors import (
 
 __version__ = "0.1"
 
-NEWEST_PHASE = 5
-"""The last phase that is built: whose engine `minfer.Engine` is, and the command line's default."""
+NEWEST_PHASE = 8
+"""The last phase that is built: whose engine `minfer.Engine` is."""
+
+SERVING_PHASE = 5
+"""The first phase that schedules requests: the command line's default, since it starts without compiling anything."""
 
 _LAZY = {"Engine": f"minfer.phase{NEWEST_PHASE}", "SamplingParams": "minfer.core.params"}
 
 __all__ = [
     "NEWEST_PHASE",
+    "SERVING_PHASE",
     "CheckpointError",
     "ConfigError",
     "DeviceError",

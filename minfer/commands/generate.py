@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minfer import NEWEST_PHASE
+from minfer import NEWEST_PHASE, SERVING_PHASE
 from minfer.commands.batch import run_batch
 from minfer.commands.flags import flag_name, given_values, with_flags
 from minfer.commands.phases import engine_class, first_phase, option_fields, options_class
@@ -38,7 +38,13 @@ def generate(
     model: Annotated[
         str, typer.Option("--model", "-m", help="A pulled model's name, a folder, or random:<shape>.")
     ] = EMBEDDED,
-    phase: Annotated[int, typer.Option(help=f"Whose engine runs it, 1 to {NEWEST_PHASE}.")] = NEWEST_PHASE,
+    phase: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Whose engine runs it, 1 to {NEWEST_PHASE}; default: {SERVING_PHASE}, or the first that has all "
+            "the options given.",
+        ),
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="The prompt is what the user of a chat says.")] = False,
     system: Annotated[str | None, typer.Option(help="What the system says first in a chat.")] = None,
     file: Annotated[
@@ -62,7 +68,9 @@ def generate(
     """Write text, streamed as it comes; or answer a file of prompts with a line of JSON each."""
     _check_together(prompt, chat, system, file, out)
     recording = _recording(picture, show_run, file)
-    options = _given_options(phase, flags)
+    options = given_values(options_class(NEWEST_PHASE), flags)
+    phase = max([SERVING_PHASE, *map(first_phase, options)]) if phase is None else phase
+    _refuse_unknown(options, phase)
     given = given_values(SamplingParams, flags)
     params = SamplingParams(**given)
     messages = [{"role": "system", "content": system}] if system is not None else []
@@ -114,18 +122,16 @@ def _show_recording(recording: Recording | None, picture: Path | None, show_run:
         draw(recording, picture, title)
 
 
-def _given_options(phase: int, flags: dict[str, Any]) -> dict[str, Any]:
-    """The engine options that were given. Raises `OptionsError` for one that `phase` does not have."""
-    given = given_values(options_class(NEWEST_PHASE), flags)
+def _refuse_unknown(options: dict[str, Any], phase: int) -> None:
+    """Raise `OptionsError` for an engine option that `phase` does not have."""
     valid = option_fields(phase)
-    for name in given:
+    for name in options:
         if name not in valid:
             flag = flag_name(option_fields(NEWEST_PHASE)[name])
             raise OptionsError(
                 f"phase {phase} has no {flag}: it comes with phase {first_phase(name)}; "
                 f"phase {phase} has {', '.join(map(flag_name, valid.values()))}"
             )
-    return given
 
 
 def _prompt_text(prompt: str | None, model: str) -> str:

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from minfer.core.options import option
-from minfer.phase5 import Engine as Phase6Engine
-from minfer.phase5 import PagedOptions as QuantizationOptions
+from minfer.phase6 import Engine as Phase6Engine
+from minfer.phase6 import QuantizationOptions
 from minfer.phase7.compilation import Compilation
 from minfer.phase7.fused_model import FusedModel, between, fused
 
@@ -22,7 +22,7 @@ class FusionOptions(QuantizationOptions):
 
 
 class Engine(Phase6Engine):
-    """Phase 5's scheduling over merged products and a compiled block."""
+    """Phase 6's layers, merged; and what lies between two attentions as one compiled region."""
 
     Options = FusionOptions
     options: FusionOptions

@@ -33,7 +33,7 @@ def test_every_phase_writes_the_librarys_text_and_a_newline(run, folder, engine,
 
 
 def test_the_default_is_the_newest_phase(run, folder):
-    assert f"phase {minfer.NEWEST_PHASE}," in run("generate", "the sea", "-m", folder, "--max-tokens", 1).err
+    assert f"phase {minfer.SERVING_PHASE}," in run("generate", "the sea", "-m", folder, "--max-tokens", 1).err
 
 
 def test_text_is_written_as_it_comes_and_none_is_lost(folder, engine, monkeypatch):
