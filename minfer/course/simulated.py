@@ -93,15 +93,15 @@ class Address:
     def of(cls, tensor: Tensor) -> "Address":
         """The address of `tensor`."""
         storage = StorageWeakRef(tensor.untyped_storage())
-        return cls(storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        return cls(storage, int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype)
 
     def tensor(self) -> Tensor:
         """What lies there now. Raises `RuntimeError` if the memory was freed."""
-        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)  # type: ignore[attr-defined]
+        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
         if storage is None:
             raise RuntimeError(
-                f"a graph reads freed memory: the {self.dtype} tensor of shape {tuple(self.shape)} that it was recorded "
-                "with is gone: keep the buffers, and change what is in them"
+                f"a graph reads freed memory: the {self.dtype} tensor of shape {tuple(self.shape)} that it was "
+                "recorded with is gone: keep the buffers, and change what is in them"
             )
         return torch.empty(0, dtype=self.dtype).set_(storage, self.offset, self.shape, self.stride)
 
@@ -111,13 +111,12 @@ class Operation:
     """One recorded operation: its inputs by address, or as the tensors that the graph itself has made."""
 
     function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    inputs: tuple[tuple[Any, ...], Mapping[str, Any]]  # positional, and by name
     made: list[tuple[int, Tensor]]  # place among the results, and the memory that it goes to
 
     def repeat(self) -> None:
         """Do it again, with what its inputs hold now."""
-        args, kwargs = tree_map_only(Address, Address.tensor, (self.args, self.kwargs))
+        args, kwargs = tree_map_only(Address, Address.tensor, self.inputs)
         results = tree_leaves(self.function(*args, **kwargs))
         for place, memory in self.made:
             memory.copy_(results[place])
@@ -147,7 +146,7 @@ class Tape(TorchDispatchMode):
             for place, result in enumerate(tree_leaves(results))
             if isinstance(result, Tensor) and _storage(result) not in given
         ]
-        self.operations.append(Operation(func, *recorded, made))
+        self.operations.append(Operation(func, recorded, made))
         self.made += [result for _, result in made]
         self.own |= {_storage(result) for _, result in made}
         return results

@@ -1,9 +1,9 @@
 """Phase 8, CUDA graphs: a decode step is launched as a whole, as it was recorded, without Python.
 
-Problem   A decode step is hundreds of small kernels. Where each takes less time than its launch, the card waits for Python.
-Idea      Record the step once, replay it as one launch. A graph is fixed in shapes and addresses: so one for each bucket
-          of batch size and context width, over static buffers that are filled before each replay, with rows of padding
-          that read and write the scratch block only.
+Problem   A decode step is hundreds of small kernels: where each is shorter than its launch, the card waits for Python.
+Idea      Record the step once, replay it as one launch. A graph is fixed in shapes and addresses: so there is one for
+          each bucket of batch size and context width, over static buffers that are filled before each replay; rows of
+          padding read and write the scratch block only.
 Costs     Seconds at load and the memory of the largest bucket; padding, up to twice the rows and twice the width.
 Loses     In prefills and mixed steps, which run as before; with large models and batches, whose kernels outlast their
           launches; on a CPU, which has no launches to save and computes the padding all the same (graph_batch=0).

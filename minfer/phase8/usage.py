@@ -13,7 +13,7 @@ class GraphUsage:
 
     replays: int = 0
     eager: Counter[str] = field(default_factory=Counter)
-    """Steps that were not replayed, by reason: `prefill` (with chunks of prompts), `rows` or `width` (no bucket fits)."""
+    """Steps that were not replayed, by reason: `prefill` (with chunks of prompts), `rows`, `width` (no such bucket)."""
     rows: int = 0
     bucket_rows: int = 0
     blocks: int = 0

@@ -20,7 +20,7 @@ def test_P8_01_every_buffer_is_filled_before_each_replay(engine_cls, lab):
 
 def test_P8_03_padding_touches_nobody(engine_cls, lab):
     """Ten blocks for four requests: what the last one leaves is soon another's, while its row is padding."""
-    code, hint = "P8-03", "where do rows that only fill up a bucket write? and rows that were filled in an earlier step?"
+    code, hint = "P8-03", "where do rows that only fill up a bucket write? and rows that an earlier step has filled?"
     model = lab.model()
     did = "batches of 4, 3 and 1, then of 3 requests again, on 10 blocks of 4"
     serving = GraphServing(engine_cls, lab, model, code, did, hint, num_blocks=10, max_batch=4)
@@ -95,7 +95,7 @@ def test_P8_08_captured_memory_stays(engine_cls, lab):
 
 
 def test_P8_09_what_padding_computes_stays_with_it(engine_cls, lab):
-    """Every token that occurs nowhere has NaN for an embedding: so rows of padding, if they hold such a one, are NaN."""
+    """Every token that occurs nowhere has NaN for an embedding: so rows of padding that hold one of them are NaN."""
     code, hint = "P8-09", "0 · NaN is NaN, under any mask: may a request's row read what a padding row has written?"
     counts = (9, 12, 12, 5)
     model, prompts, bare = _model_without_other_tokens(lab, (2, 9, 3, 13), counts)
