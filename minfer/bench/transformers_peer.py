@@ -23,6 +23,7 @@ class TransformersContestant:
     ) -> None:
         transformers = require("transformers", "test", "measuring it beside minfer")
         transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
         self.transformers, self.batch = transformers, batch
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
         self.version = f"transformers {transformers.__version__} generate"

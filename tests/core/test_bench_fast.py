@@ -1,5 +1,9 @@
 """`minfer bench fast`: the same weights for llama.cpp, who takes part, and what is said of the figures."""
 
+import copy
+from collections import Counter
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +11,7 @@ from rich.console import Console
 
 from minfer.bench import fast, ledger, table
 from minfer.bench.claims import claims
-from minfer.bench.contestants import EngineContestant
+from minfer.bench.contestants import EngineContestant, in_words, weight_bytes
 from minfer.bench.gguf_file import why_not, write_gguf
 from minfer.bench.runner import WARMUP, interleave
 from minfer.bench.sample import Sample
@@ -160,3 +164,18 @@ def test_an_engine_that_takes_its_model_apart_gets_a_copy_of_it(embedded, tmp_pa
     after = dict(embedded.named_parameters())
     assert before.keys() == after.keys()
     assert all(torch.equal(after[name], weight) for name, weight in before.items())
+
+
+def test_what_ran_names_the_kernels_and_the_weights_bytes(embedded):
+    linear = sum(part.weight.numel() for name, part in embedded.named_modules() if name.endswith("_proj"))
+    whole = sum(weight.numel() for weight in embedded.parameters())
+    assert weight_bytes(embedded) == 4 * whole
+    made = EngineContestant(6, copy.deepcopy(embedded), num_blocks=64, quantization="fp16")
+    made.run(decode(4096, 2, new=2))
+    assert made.effective()["weight_bytes"] == 4 * (whole - linear) + 2 * linear
+    assert made.effective()["kernels"] in ("fbgemm fp16 100 %", "dequantize 100 %")
+
+
+def test_shares_of_kernels_are_of_the_calls():
+    uses = {"a": SimpleNamespace(ran=Counter({1: 5, 16: 1})), "b": SimpleNamespace(ran=Counter({32: 2}))}
+    assert in_words({**uses, "never": SimpleNamespace(ran=Counter())}) == "a 75 %, b 25 %"
