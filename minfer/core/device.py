@@ -78,6 +78,11 @@ class Device(ABC):
             return DTYPES[wanted], "as asked"
         return self.auto_dtype(stored)
 
+    @property
+    def capability(self) -> tuple[int, int]:
+        """CUDA's compute capability, which says what products a card has; (0, 0) elsewhere."""
+        return 0, 0
+
     @abstractmethod
     def auto_dtype(self, stored: torch.dtype) -> tuple[torch.dtype, str]:
         """The best dtype for weights stored as `stored`, and why."""
@@ -178,6 +183,11 @@ class CUDA(Device):
         if (device.index or 0) >= count:
             raise DeviceError(f"device {str(device)!r} is not there: torch sees {count} CUDA devices; use --device cpu")
         self.torch_device = torch.device("cuda", device.index if device.index is not None else 0)
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """8.9 and later multiply in float8."""
+        return torch.cuda.get_device_capability(self.torch_device)
 
     def auto_dtype(self, stored: torch.dtype) -> tuple[torch.dtype, str]:
         """The checkpoint's own; bfloat16 becomes float16 on cards from before Ampere."""

@@ -7,11 +7,16 @@ import torch
 from minfer.core.device import Device
 from minfer.phase6.fbgemm import FbgemmHalf, FbgemmInt8
 from minfer.phase6.kernels import DEQUANTIZE, Kernel
+from minfer.phase6.packed_mm import Int4Pack, Int4PackCuda, Int8Pack, Int8PackCuda
+from minfer.phase6.rounded_rows import IntMM, OneDnnInt8, ScaledMM
 
 if TYPE_CHECKING:
     from minfer.phase6.quantized_linear import QuantizedLinear
 
-KERNELS: tuple[Kernel, ...] = (FbgemmHalf(), FbgemmInt8())
+KERNELS: tuple[Kernel, ...] = (
+    *(FbgemmHalf(), FbgemmInt8(), OneDnnInt8(), Int8Pack(), Int4Pack()),
+    *(Int8PackCuda(), Int4PackCuda(), IntMM(), ScaledMM()),
+)
 """In the order of preference."""
 
 

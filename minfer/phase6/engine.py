@@ -23,15 +23,15 @@ class QuantizationOptions(PagedOptions):
 
     quantization: str | None = option(None, f"weights of linear layers: {', '.join(SCHEMES)}; default: as they are")
     group_size: int = option(32, f"int4: columns that share a scale: {', '.join(map(str, GROUP_SIZES))}")
-    quantize_rows: bool = option(False, "int8: round each row of a product's input to 8 bits too")
+    quantize_rows: bool = option(False, "int8, fp8: round each row of a product's input to 8 bits too")
     quantize_head: bool = option(False, "quantise the head too; a tied one gets a weight of its own")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.quantization is not None or self.group_size != 32:
             find_scheme(self.quantization or "int4", self.group_size)
-        if self.quantize_rows and self.quantization not in (None, "int8"):
-            raise OptionsError(f"quantize_rows goes with int8, not with quantization = {self.quantization}")
+        if self.quantize_rows and self.quantization not in (None, "int8", "fp8"):
+            raise OptionsError(f"quantize_rows goes with int8 and fp8, not with quantization = {self.quantization}")
 
 
 @dataclass

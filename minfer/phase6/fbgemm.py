@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from minfer.phase6.quantized_linear import QuantizedLinear
 
 ENGINE = "fbgemm"
+MOST_PADDING = 1.01
+"""How much more than the scheme's own parts the packed weight may take, where another kernel serves as well."""
+
+
+def padded(out_features: int, in_features: int, block: int) -> int:
+    """Numbers that FBGEMM stores for a weight: in blocks of 512 columns and `block` channels, seen on AVX-512."""
+    return -(-out_features // block) * block * -(-in_features // 512) * 512
 
 
 class Fbgemm(Kernel):
@@ -41,8 +48,9 @@ class FbgemmHalf(Fbgemm):
     operators = ("linear_prepack_fp16", "linear_unpack_fp16", "linear_dynamic_fp16")
 
     def serves(self, layer: "QuantizedLinear", device: Device) -> bool:
-        """As all of FBGEMM, for fp16."""
-        return isinstance(layer.scheme, Half) and super().serves(layer, device)
+        """As all of FBGEMM, for fp16; not where padding would make it as large as float32."""
+        small = self.opaque_bytes(layer) < 4 * layer.out_features * layer.in_features
+        return isinstance(layer.scheme, Half) and small and super().serves(layer, device)
 
     def pack(self, layer: "QuantizedLinear") -> tuple[Parts, Any]:
         """Into FBGEMM's own layout."""
@@ -55,8 +63,8 @@ class FbgemmHalf(Fbgemm):
             return {"codes": torch.ops.quantized.linear_unpack_fp16(layer.packed)[0].half()}
 
     def opaque_bytes(self, layer: "QuantizedLinear") -> int:
-        """2 bytes a weight."""
-        return 2 * layer.out_features * layer.in_features
+        """2 bytes a weight, padded."""
+        return 2 * padded(layer.out_features, layer.in_features, 32)
 
     def product(self, layer: "QuantizedLinear", rows: Tensor) -> Tensor:
         """One operator."""
@@ -73,8 +81,12 @@ class FbgemmInt8(Fbgemm):
     operators = ("linear_prepack", "linear_unpack", "linear_with_input_q_dq_qweight_dq_output_fp32")
 
     def serves(self, layer: "QuantizedLinear", device: Device) -> bool:
-        """As all of FBGEMM, for int8 with quantised rows."""
-        return isinstance(layer.scheme, Int8) and layer.quantize_rows and super().serves(layer, device)
+        """As all of FBGEMM, for int8 with quantised rows, where hardly anything is padded."""
+        size = layer.out_features * layer.in_features
+        fits = (
+            isinstance(layer.scheme, Int8) and padded(layer.out_features, layer.in_features, 48) <= MOST_PADDING * size
+        )
+        return fits and layer.quantize_rows and super().serves(layer, device)
 
     def pack(self, layer: "QuantizedLinear") -> tuple[Parts, Any]:
         """Into FBGEMM's own layout."""
@@ -91,8 +103,8 @@ class FbgemmInt8(Fbgemm):
         return {"codes": weight.int_repr(), "scale": weight.q_per_channel_scales().float()}
 
     def opaque_bytes(self, layer: "QuantizedLinear") -> int:
-        """A byte a weight; for each channel its scale, its zero point and the sum of its codes."""
-        return layer.out_features * (layer.in_features + 12)
+        """A byte a weight, padded; for each channel its scale, its zero point and the sum of its codes."""
+        return padded(layer.out_features, layer.in_features, 48) + 12 * layer.out_features
 
     def product(self, layer: "QuantizedLinear", rows: Tensor) -> Tensor:
         """Rows divided by their largest number, multiplied, and multiplied by it again."""

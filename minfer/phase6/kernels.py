@@ -65,7 +65,7 @@ class Dequantize(Kernel):
     def product(self, layer: "QuantizedLinear", rows: Tensor) -> Tensor:
         """F.linear with the dequantised weight."""
         if layer.quantize_rows:
-            codes, scale = rounded_rows(rows)
+            codes, scale = layer.scheme.rounded_rows(rows)
             return (self._exact(layer, codes) * scale).to(rows.dtype)
         return self._exact(layer, rows)
 
@@ -77,13 +77,6 @@ class Dequantize(Kernel):
             rows, parts["codes"].to(rows.dtype)
         )  # codes of 8 bits are exact in bfloat16; sums not in float16
         return (made * parts["scale"]).to(rows.dtype)
-
-
-def rounded_rows(rows: Tensor, largest: int = 127) -> tuple[Tensor, Tensor]:
-    """rows `(R, in)` -> integers within ±`largest`, and the scale `(R, 1)` of each row, both in float32 at least."""
-    wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    scale = wide.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / largest
-    return (wide / scale).round(), scale
 
 
 DEQUANTIZE = Dequantize()

@@ -11,18 +11,21 @@ from minfer.core.device import Device
 from minfer.core.errors import CheckpointError, OptionsError
 from minfer.phase6.choice import choose
 from minfer.phase6.kernels import DEQUANTIZE, Kernel
-from minfer.phase6.schemes import Int8, Parts, Scheme
+from minfer.phase6.schemes import Parts, PerChannel, Scheme
 
 
 class QuantizedLinear(nn.Module):
     """A linear layer whose weight is kept as the parts of `scheme`: parameters `codes`, `scale`, `zero`.
 
     There is one copy of the weight: `pack` exchanges the parts for what its kernel multiplies with, and `parts()` makes
-    them again. `quantize_rows` (int8): each row of x is rounded to 8 bits by a scale of its own, too.
+    them again. `quantize_rows` (int8, fp8): each row of x is rounded likewise, by a scale of its own.
     `ran[kernel, rows]` counts the products.
     """
 
     bias: nn.Parameter | None
+    codes: nn.Parameter
+    scale: nn.Parameter
+    grid: nn.Parameter
 
     def __init__(
         self, in_features: int, out_features: int, scheme: Scheme, bias: bool = False, dtype: torch.dtype | None = None
@@ -63,7 +66,7 @@ class QuantizedLinear(nn.Module):
             raise ValueError(f"layers to merge have one scheme and one width, not {found}")
         each = [layer.parts() for layer in layers]
         parts = {name: torch.cat([part[name] for part in each]) for name in each[0]}
-        biases = [layer.bias for layer in layers if layer.bias is not None]
+        biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
         if len(biases) not in (0, len(layers)):
             raise ValueError(f"{len(biases)} of {len(layers)} layers to merge have a bias: all must, or none")
         bias = torch.cat(biases) if biases else None
@@ -111,9 +114,9 @@ class QuantizedLinear(nn.Module):
         self.hold(parts)
 
     def use_rounded_rows(self, yes: bool) -> None:
-        """Whether to round each row of x to 8 bits. Raises `OptionsError` for other schemes than int8; `pack` next."""
-        if yes and not isinstance(self.scheme, Int8):
-            raise OptionsError(f"quantize_rows goes with int8, and these weights are {self.scheme}")
+        """Whether to round each row of x to 8 bits too. Raises `OptionsError` for schemes without; `pack` next."""
+        if yes and not isinstance(self.scheme, PerChannel):
+            raise OptionsError(f"quantize_rows goes with int8 and fp8, and these weights are {self.scheme}")
         self.unpack()
         self.quantize_rows = yes
 

@@ -39,6 +39,10 @@ class Scheme(ABC):
     def dequantize(self, parts: Parts, in_features: int, dtype: torch.dtype) -> Tensor:
         """The weight `(out, in)` that the parts stand for; exact in float64."""
 
+    def rounded_rows(self, rows: Tensor, largest: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Rows of x in the codes of this scheme; only those with a scale per channel have it."""
+        raise TypeError(f"{self} has no form for rows")
+
     def __str__(self) -> str:
         return self.name
 
@@ -95,6 +99,16 @@ class PerChannel(Scheme):
     @abstractmethod
     def rounded(self, steps: Tensor) -> Tensor:
         """Codes nearest to numbers within ±`largest`."""
+
+    def rounded_rows(self, rows: Tensor, largest: float = 0.0) -> tuple[Tensor, Tensor]:
+        """rows `(R, in)` -> codes within ±`largest` (default: the scheme's), and the scale `(R, 1)` of each row.
+
+        Both in float32 at least. A row's scale is its largest number's, whatever else is in the batch.
+        """
+        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        scale = wide.abs().amax(-1, keepdim=True).div_(largest or self.largest)
+        scale = scale.clamp_min_(torch.finfo(torch.float32).tiny)  # a row of zeros
+        return self.rounded(wide / scale).to(wide.dtype), scale
 
     def dequantize(self, parts: Parts, in_features: int, dtype: torch.dtype) -> Tensor:
         """codes · scale."""
