@@ -1,0 +1,207 @@
+"""Processes: the other ranks as processes that rank 0 has started: their signs of life, their errors, their end.
+
+Each has a pipe to read from, through which rank 0 holds it: when that closes, by whatever end of rank 0, it leaves. On
+its standard output it says, a JSON line each, what it has done; what else it prints goes to a file, for its last words.
+"""
+
+import base64
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import minfer
+from minfer.core.errors import OptionsError
+from minfer.core.group import RankError
+from minfer.phase10.ranks import Others
+
+START_SECONDS = 60.0
+"""Within which a process must have imported torch."""
+
+GRACE_SECONDS = 2.0
+"""After the first sign of trouble, within which a failed rank must have said what it died of; the others are told."""
+
+LAST_WORDS = 2000  # characters
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a rank is to do."""
+
+    engine: tuple[str, str]  # module and class
+    model: str
+    options: dict[str, Any]
+    parts: int
+    stages: int
+    port: int
+    patience: float
+    rank: int = 0
+
+    @classmethod
+    def of(cls, engine_cls: type, model: str, options: dict[str, Any], checked: Any, port: int) -> "Job":
+        """The job of all ranks. They run minfer's own class that `engine_cls` is made of."""
+        base = next(c for c in engine_cls.__mro__ if c.__module__.startswith("minfer.phase"))
+        kept = {name: value for name, value in options.items() if name not in ("ranks", "device")}
+        kept["device"] = checked.device
+        parts, stages = checked.tensor_parallel, checked.pipeline_parallel
+        return cls((base.__module__, base.__name__), str(model), kept, parts, stages, port, checked.rank_timeout)
+
+    def packed(self) -> bytes:
+        """One line. Raises `OptionsError` for an option that is a live object."""
+        try:
+            return base64.b64encode(pickle.dumps(self)) + b"\n"
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise OptionsError(f"an option cannot be given to another process: {error}") from error
+
+    @staticmethod
+    def unpacked(line: bytes) -> "Job":
+        """The job of a line."""
+        job: Job = pickle.loads(base64.b64decode(line))
+        return job
+
+
+class Process:
+    """One rank's process."""
+
+    def __init__(self, job: Job, threads: int) -> None:
+        self.rank = job.rank
+        self.said: set[str] = set()
+        self.error = ""
+        self.is_cause = False  # else its error is only that others were gone
+        self.heard = time.monotonic()
+        self.printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process is buried)
+        packed = job.packed()
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "minfer.phase10.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.printed,
+            env=environment(threads),
+        )
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(packed)
+        self.popen.stdin.flush()
+        self.listener = threading.Thread(target=self.listen, daemon=True, name=f"rank {self.rank} says")
+        self.listener.start()
+
+    def listen(self) -> None:
+        """Take down what it says, to the end."""
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            said = json.loads(line)
+            self.said.add(said["said"])
+            self.error = said.get("error", self.error)
+            self.is_cause = said.get("is_cause", self.is_cause)
+            self.heard = time.monotonic()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has ended or failed."""
+        return bool(self.error) or self.popen.poll() is not None
+
+    def obituary(self) -> str:
+        """What it died of, in its own words if it had any."""
+        self.listener.join(1.0)
+        if self.error:
+            return f"rank {self.rank} failed:\n{self.error}"
+        code = self.popen.wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return f"rank {self.rank} {how}{self.last_words()}"
+
+    def last_words(self) -> str:
+        """The end of what it printed."""
+        self.printed.seek(0)
+        text = self.printed.read().decode(errors="replace").strip()
+        return f"; it printed:\n{text[-LAST_WORDS:]}" if text else ""
+
+    def let_go(self) -> None:
+        """Close its pipe, on which it leaves."""
+        with suppress(OSError):
+            self.popen.stdin.close()  # type: ignore[union-attr]
+
+    def bury(self, patience: float) -> None:
+        """Wait for its end; if that does not come, kill it."""
+        try:
+            self.popen.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+        self.listener.join(1.0)
+        self.popen.stdout.close()  # type: ignore[union-attr]
+        self.printed.close()
+
+
+class Processes(Others):
+    """All other ranks' processes, on this machine, whose cores all ranks share evenly: each has as many threads."""
+
+    def __init__(self, job: Job, world: int, patience: float) -> None:
+        self.patience = patience
+        self.threads_before = torch.get_num_threads()
+        self.threads = max(1, (os.cpu_count() or 1) // world)
+        torch.set_num_threads(min(self.threads, self.threads_before))
+        self.all: list[Process] = []
+        try:
+            for rank in range(1, world):
+                self.all.append(Process(replace(job, rank=rank), self.threads))
+        except BaseException:
+            self.end()
+            raise
+
+    def started(self) -> None:
+        """Wait until all are there."""
+        self.wait_for("started", START_SECONDS)
+
+    def loaded(self) -> None:
+        """As `Others`; each tensor that a rank has read is a sign of life."""
+        self.wait_for("loaded", self.patience)
+
+    def wait_for(self, what: str, patience: float) -> None:
+        """Until all have said `what`, as long as none fails and none is silent for `patience` seconds."""
+        since = time.monotonic()
+        while waiting := [process for process in self.all if what not in process.said]:
+            silent = [p for p in waiting if time.monotonic() - max(p.heard, since) > patience]
+            if any(process.is_dead for process in self.all) or silent:
+                raise self.blame(RankError(f"rank {waiting[0].rank} has not {what} and was silent for {patience:g} s"))
+            time.sleep(0.005)
+
+    def blame(self, error: RankError) -> RankError:
+        """As `Others`: whoever has failed of itself; else who died; else all hang, as `error` says."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        while not any(p.is_dead for p in self.all) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        while not any(p.is_cause or p.popen.poll() for p in self.all) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        dead = sorted((p for p in self.all if p.is_dead), key=lambda p: (bool(p.error), not p.is_cause))
+        causes = [p for p in dead if p.is_cause] or [p for p in dead if not p.error] or dead
+        if causes:
+            return RankError(causes[0].obituary())
+        return RankError(f"a rank gave no answer for {self.patience:g} s (rank_timeout): {error}")
+
+    def end(self) -> None:
+        """As `Others`."""
+        processes, self.all = self.all, []
+        for process in processes:
+            process.let_go()
+        for process in processes:
+            process.bury(patience=1.0)
+        if processes:
+            torch.set_num_threads(self.threads_before)
+
+
+def environment(threads: int) -> dict[str, str]:
+    """A child's: it finds this very minfer, and has as many threads as it may use."""
+    package = str(Path(minfer.__file__).parents[1])
+    paths = [package, os.environ.get("PYTHONPATH", "")]
+    ours = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": str(threads)}
+    return {**{k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}, **ours}

@@ -1,0 +1,125 @@
+"""Shard: one rank's part of a model, built on its device from its slices of the files alone."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from minfer.core.checkpoint import Checkpoint, StoredTensor, TensorSource
+from minfer.core.errors import CheckpointError
+from minfer.core.gpt2 import GPT2
+from minfer.core.models import hollow, skeleton
+from minfer.phase10.parallel_layers import (
+    FromPreviousStage,
+    NoPositions,
+    RowParallel,
+    ToNextStage,
+    VocabularyEmbedding,
+    VocabularyHead,
+)
+from minfer.phase10.ranks import Ranks
+from minfer.phase10.shard_plan import Part, ShardPlan
+
+
+class Names(NamedTuple):
+    """What the parts of a model are called that a shard exchanges."""
+
+    blocks: str
+    embedding: str
+    norm: str
+    row_parallel: tuple[str, str]  # within a block
+
+
+LLAMA = Names("layers", "embed_tokens", "norm", ("self_attn.o_proj", "mlp.down_proj"))
+GPT_2 = Names("h", "wte", "ln_f", ("attn.c_proj", "mlp.c_proj"))
+
+
+def build_shard(checkpoint: Checkpoint, ranks: Ranks, dtype: torch.dtype, device: torch.device) -> Any:
+    """This rank's module on `device`; `bytes_read` of it says what it took of the files. Raises `CheckpointError`."""
+    if getattr(checkpoint.config, "quantization", None) is not None:
+        raise CheckpointError(
+            f"{checkpoint.folder} is stored quantised, which cannot be dealt to ranks: load the original with "
+            "quantization=…, so that each rank quantises its own shard"
+        )
+    plan = ShardPlan(checkpoint.config, ranks.place)
+    sources = checkpoint.plan(skeleton(checkpoint))
+    model: Any = hollow(plan.config)
+    exchange(model, plan, ranks)
+    model.bytes_read = 0
+    for name, _ in list(model.named_parameters()):
+        if name_of_nothing(model, name):
+            place(model, name, torch.empty(0, plan.config.hidden_size, dtype=dtype, device=device))
+            continue
+        whole = plan.name_in_whole(name)
+        part = plan.part(whole)
+        place(model, name, read_part(sources[whole], part, dtype, device))
+        model.bytes_read += part_bytes(sources[whole], part)
+        ranks.say("read")
+    model.tie()
+    model.make_tables()
+    return model
+
+
+def exchange(model: Any, plan: ShardPlan, ranks: Ranks) -> None:
+    """Put the parallel layers into a hollow model of the shard's config."""
+    names, place, width = GPT_2 if isinstance(model, GPT2) else LLAMA, plan.place, plan.config.hidden_size
+    with torch.device("meta"):
+        if place.parts > 1:
+            for block in getattr(model, names.blocks):
+                for path in names.row_parallel:
+                    owner, _, leaf = path.partition(".")
+                    setattr(getattr(block, owner), leaf, RowParallel(block.get_submodule(path), ranks.tensor))
+            first, tokens = place.part * plan.rows, plan.config.vocab_size
+            setattr(model, names.embedding, VocabularyEmbedding(plan.rows, width, first, ranks.tensor))
+            model.lm_head = VocabularyHead(plan.rows, width, tokens, ranks.tensor)
+        if not place.is_first:
+            setattr(model, names.embedding, FromPreviousStage(width, ranks.world, place.rank - place.parts))
+            if isinstance(model, GPT2):
+                model.wpe = NoPositions()  # type: ignore[assignment]
+        if not place.is_last:
+            setattr(model, names.norm, nn.Identity())
+            model.lm_head = ToNextStage(ranks.world, place.rank + place.parts)
+    model.tie()
+
+
+def name_of_nothing(model: nn.Module, name: str) -> bool:
+    """Whether the parameter has no rows."""
+    return isinstance(model.get_submodule(name.rpartition(".")[0]), FromPreviousStage)
+
+
+def place(model: nn.Module, name: str, weight: Tensor) -> None:
+    """Put `weight` where the parameter `name` of `model` was only a shape, and let its layer know its sizes."""
+    path, _, leaf = name.rpartition(".")
+    owner: Any = model.get_submodule(path)
+    setattr(owner, leaf, nn.Parameter(weight, requires_grad=False))
+    if isinstance(owner, nn.Linear) and leaf == "weight":
+        owner.out_features, owner.in_features = weight.shape
+
+
+def read_part(source: TensorSource, part: Part, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A part of one stored parameter; of a file only the pages of the part are touched."""
+    if part.dim is None:
+        return source.read(dtype, device)
+    made = torch.zeros(part.shape(source.shape), dtype=dtype, device=device)
+    if isinstance(source, StoredTensor):
+        with source.mapped() as values:
+            fill(made, values, part)
+    else:
+        fill(made, source.read(dtype, device), part)
+    return made
+
+
+def fill(made: Tensor, values: Tensor, part: Part) -> None:
+    """Copy the ranges of `values`, one behind the other, to the head of `made`."""
+    assert part.dim is not None
+    start = 0
+    for some in part.ranges:
+        made.narrow(part.dim, start, len(some)).copy_(values.narrow(part.dim, some.start, len(some)))
+        start += len(some)
+
+
+def part_bytes(source: TensorSource, part: Part) -> int:
+    """Bytes of the part as they are stored."""
+    if part.dim is None:
+        return source.nbytes
+    return source.nbytes // source.shape[part.dim] * sum(map(len, part.ranges))
