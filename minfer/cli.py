@@ -21,6 +21,8 @@ SUMMARIES = {
     "pull": "Fetch a model into the cache.",
     "models": "List the models that are here.",
     "memory": "Show what a model needs of a card's memory, and what fits.",
+    "quantize": "Write a model in fewer bits.",
+    "quality": "Show what quantisation costs: perplexity, divergence, greedy match.",
     "options": "Show the options of a phase and the sampling parameters.",
     "bench": "Measure phases beside each other and beside their peers.",
 }

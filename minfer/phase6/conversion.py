@@ -24,7 +24,7 @@ def convert(model: nn.Module, scheme: Scheme, quantize_head: bool = False) -> No
             raise OptionsError(f"{name} is stored as {layer.scheme}, which cannot become {scheme}: use the original")
     for name in linear_names(model, quantize_head):
         owner, leaf = owner_of(model, name)
-        setattr(owner, leaf, QuantizedLinear.from_linear(getattr(owner, leaf), scheme))
+        setattr(owner, leaf, QuantizedLinear.from_linear(getattr(owner, leaf), scheme, name))
     if quantize_head:
         untie(model)
 

@@ -26,6 +26,7 @@ class Int4(Scheme):
 
     group_size: int = 32
     name = "int4"
+    formula = "0.5 + 4/group bytes: half a byte, and a bfloat16 scale and zero per group; last ones filled up"
 
     def __str__(self) -> str:
         return f"int4-g{self.group_size}"

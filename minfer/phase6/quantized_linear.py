@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from minfer.core.device import Device
-from minfer.core.errors import CheckpointError, OptionsError
+from minfer.core.errors import OptionsError
 from minfer.phase6.choice import choose
 from minfer.phase6.kernels import DEQUANTIZE, Kernel
-from minfer.phase6.schemes import Parts, PerChannel, Scheme
+from minfer.phase6.schemes import Parts, PerChannel, Scheme, finite
 
 
 class QuantizedLinear(nn.Module):
@@ -42,17 +42,13 @@ class QuantizedLinear(nn.Module):
         self.ran: Counter[tuple[str, int]] = Counter()
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, scheme: Scheme) -> "QuantizedLinear":
-        """Quantise the weight of `linear`. Raises `CheckpointError` for one that is not finite."""
-        return cls.of(linear.weight.detach(), linear.bias, scheme)
+    def from_linear(cls, linear: nn.Linear, scheme: Scheme, name: str = "a weight") -> "QuantizedLinear":
+        """Quantise the weight of `linear`, computed in float32 at least.
 
-    @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, scheme: Scheme) -> "QuantizedLinear":
-        """Quantise `weight (out, in)`, computed in float32 at least. Raises `CheckpointError` if it is not finite."""
-        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
-        if not weight.is_meta and not bool(wide.isfinite().all()):
-            raise CheckpointError(f"a weight of shape {tuple(weight.shape)} holds NaN or infinity: it has no scale")
-        return cls._of_parts(scheme, weight.shape[1], scheme.quantize(wide), bias)
+        Raises `CheckpointError` that names it for a weight that is not finite, or beyond float16 for fp16.
+        """
+        parts = scheme.quantize(finite(linear.weight.detach(), name))
+        return cls._of_parts(scheme, linear.in_features, parts, linear.bias)
 
     @classmethod
     def merged(cls, layers: "list[QuantizedLinear]") -> "QuantizedLinear":

@@ -23,9 +23,10 @@ Parts = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Scheme(ABC):
-    """A format of weights. `name` is what options and files call it."""
+    """A format of weights. `name` is what options and files call it; `formula` says what a weight takes."""
 
     name = ""
+    formula = ""
 
     @abstractmethod
     def shapes(self, out_features: int, in_features: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -52,8 +53,7 @@ class Scheme(ABC):
         return sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in shapes)
 
     def bytes_per_parameter(self, in_features: int) -> float:
-        """Bytes per weight of a layer of that width, scales included: fp16 2; int8 and fp8 1 + 4/in; int4 0.5 + 4/group
-        (a little more where the width is odd or no multiple of the group)."""
+        """Bytes per weight of a layer of that width, scales included, by the scheme's `formula`."""
         return self.nbytes(1, in_features) / in_features
 
 
@@ -62,6 +62,7 @@ class Half(Scheme):
     """Weights in float16. What float16 cannot hold is refused: it would be infinite."""
 
     name = "fp16"
+    formula = "2 bytes"
 
     def shapes(self, out_features: int, in_features: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Codes only."""
@@ -85,6 +86,7 @@ class PerChannel(Scheme):
 
     largest = 0.0
     dtype = torch.int8
+    formula = "1 + 4/in bytes: a code, and a float32 scale per output channel"
 
     def shapes(self, out_features: int, in_features: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Codes and scale."""
@@ -139,6 +141,14 @@ class Float8(PerChannel):
     def rounded(self, steps: Tensor) -> Tensor:
         """To the nearest float8."""
         return steps.float().to(torch.float8_e4m3fn)
+
+
+def finite(weight: Tensor, name: str) -> Tensor:
+    """`weight` in float32 at least, as schemes take it. Raises `CheckpointError` if it holds NaN or infinity."""
+    wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    if not weight.is_meta and not bool(wide.isfinite().all()):
+        raise CheckpointError(f"{name} holds NaN or infinity: there is no scale for it")
+    return wide
 
 
 def divisor(scale: Tensor) -> Tensor:
