@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._dynamo.exc import BackendCompilerFailed
 
 from minfer.core.device import Device
 from minfer.core.errors import MinferWarning, OptionsError
@@ -37,9 +36,11 @@ class Compilation:
             if parameters < WORTHWHILE:
                 self.problem = f"{parameters:,} parameters are too few to be worth the seconds"
         if not self.problem:
+            from torch._dynamo.exc import InvalidBackend  # half of a cold start, so only where something is compiled
+
             try:
                 self.make = torch._dynamo.lookup_backend(backend)
-            except torch._dynamo.exc.InvalidBackend as error:
+            except InvalidBackend as error:
                 known = ", ".join([AUTO, EAGER, "eager", *torch.compiler.list_backends()])
                 raise OptionsError(f"compiler {backend!r} is unknown: use one of {known}") from error
         self.backend = backend
@@ -60,6 +61,8 @@ class Compilation:
 
     def attempt(self, run: Callable[[], None], device: Device) -> None:
         """Run what compiles; without a compiler warn, and have a `problem`. An error of the region itself raises."""
+        from torch._dynamo.exc import BackendCompilerFailed
+
         try:
             run()
         except BackendCompilerFailed as error:

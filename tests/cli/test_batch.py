@@ -10,6 +10,7 @@ from minfer import SamplingParams
 from minfer.commands.phases import engine_class
 from tests.cli.streams import Screen
 
+DefaultEngine = engine_class(minfer.SERVING_PHASE)
 PROMPTS = ["the sea", "a", "wind and rain"]
 
 
@@ -141,7 +142,7 @@ def test_what_is_answered_survives_an_interrupt(run, folder, write, tmp_path, mo
 
 
 def test_the_lines_are_checked_before_any_is_run_and_the_output_is_kept(run, folder, write, tmp_path, monkeypatch):
-    monkeypatch.setattr(minfer.Engine, "execute", None)
+    monkeypatch.setattr(DefaultEngine, "execute", None)
     out = tmp_path / "answers.jsonl"
     out.write_text("of last time\n")
     path = write("p.jsonl", {"prompt": "a"}, {"prompt_ids": [1, 5000]})
@@ -152,7 +153,7 @@ def test_the_lines_are_checked_before_any_is_run_and_the_output_is_kept(run, fol
 
 
 def test_a_request_that_fails_is_an_error_and_the_others_are_answered(run, folder, write, monkeypatch):
-    commit = minfer.Engine.commit
+    commit = DefaultEngine.commit
 
     def fail_one(self, sequences, token_ids):
         commit(self, sequences, token_ids)
@@ -160,7 +161,7 @@ def test_a_request_that_fails_is_an_error_and_the_others_are_answered(run, folde
             if sequence.prompt == "wind":
                 sequence.error = RuntimeError("no more wind")
 
-    monkeypatch.setattr(minfer.Engine, "commit", fail_one)
+    monkeypatch.setattr(DefaultEngine, "commit", fail_one)
     result = run("generate", "-f", write("p.txt", "a", "wind"), "-m", folder, "--max-tokens", 1)
     assert result.code == 2
     assert [line.get("error") for line in result.answers] == [None, "RuntimeError: no more wind"]

@@ -14,6 +14,7 @@ from minfer.commands.phases import engine_class
 from minfer.core.published import SHAPES
 from tests.cli.streams import Screen
 
+DefaultEngine = engine_class(minfer.SERVING_PHASE)
 PHASES = range(1, minfer.NEWEST_PHASE + 1)
 
 
@@ -96,13 +97,13 @@ def test_a_chat_is_what_its_template_makes_of_it(run, folder, engine):
 def asked(monkeypatch):
     """The prompts that the engine was asked to continue."""
     prompts = []
-    sequences = minfer.Engine.sequences
+    sequences = DefaultEngine.sequences
 
     def record(self, new, params=None):
         prompts.extend(new)
         return sequences(self, new, params)
 
-    monkeypatch.setattr(minfer.Engine, "sequences", record)
+    monkeypatch.setattr(DefaultEngine, "sequences", record)
     return prompts
 
 
