@@ -24,7 +24,7 @@ from minfer.core.errors import OptionsError
 from minfer.core.hub import resolve
 from minfer.phase2 import Engine, EngineOptions
 
-BATCHES = (1, 16, 32)
+NEW = {1: 64, 16: 32, 32: 32}  # tokens to decode, by batch size: a step of many rows takes long enough to be timed
 POOL = 512  # blocks of 16 tokens: more than 32 requests of the longest workload take
 
 
@@ -63,7 +63,7 @@ def measure(model: str, device: str, repeats: int, only: list[str], console: Con
 def all_workloads(module: nn.Module) -> list[workloads.Workload]:
     """Decoding at each batch size, then a long prompt: 512 tokens, or what the model's context holds."""
     config: Any = module.config
-    made = [workloads.decode(config.vocab_size, count) for count in BATCHES]
+    made = [workloads.decode(config.vocab_size, count, new=new) for count, new in NEW.items()]
     return [*made, workloads.prefill(config.vocab_size, min(512, config.context - 1))]
 
 
@@ -108,7 +108,7 @@ class Rows:
         """`generate` on all requests of a workload at once."""
         name = "transformers fp32"
         absent = "" if find_spec("transformers") else "not installed: pip install transformers"
-        where, batch = self.device.torch_device, max(BATCHES)
+        where, batch = self.device.torch_device, max(NEW)
         return Row(name, lambda: TransformersContestant(self.folder, torch.float32, batch, name, where), absent)
 
     def llama_cpp(self, kind: str) -> Row:
@@ -128,4 +128,4 @@ class Rows:
 
     def engine(self, phase: int, name: str, module: nn.Module | None = None, **options: Any) -> EngineContestant:
         """An engine with room for every workload."""
-        return EngineContestant(phase, module or self.module, name, max_batch=max(BATCHES), num_blocks=POOL, **options)
+        return EngineContestant(phase, module or self.module, name, max_batch=max(NEW), num_blocks=POOL, **options)

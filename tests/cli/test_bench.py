@@ -1,0 +1,36 @@
+"""`minfer bench`: what it takes, writes and shows again; its figures are tested in tests/core."""
+
+from minfer.bench import ledger
+
+
+def test_fast_writes_a_ledger_that_show_prints(run, tmp_path):
+    asked = (
+        "bench",
+        "fast",
+        "-m",
+        "tiny",
+        "--repeats",
+        "1",
+        "--only",
+        "phase 5",
+        "--only",
+        "decode-1",
+        "--only",
+        "phase 8",
+    )
+    done = run(*asked, "--device", "cpu", "--out", "l.json")
+    assert done.code == 0
+    made = ledger.load(tmp_path / "l.json")
+    assert [part["workload"] for part in made["parts"]] == ["decode-1"]
+    assert [row["name"] for row in made["parts"][0]["rows"]] == ["phase 5 fp32", "phase 8 fp32"]
+    assert made["ran"].keys() == {"phase 5 fp32"}
+    assert made["command"].endswith("--only 'phase 5' --only 'decode-1' --only 'phase 8'")
+    shown = run("bench", "show", "l.json")
+    assert (shown.code, shown.out) == (0, done.out)
+    assert "phase 8 fp32: n/a (no CUDA device)" in shown.out
+
+
+def test_what_is_asked_of_a_benchmark_is_checked_before_it_runs(run):
+    assert "is neither a row nor a workload" in run("bench", "fast", "--only", "phase 99").err
+    gone = run("bench", "fast", "--out", "nowhere/l.json")
+    assert (gone.code, gone.err) == (2, "minfer: error: --out nowhere/l.json: there is no folder nowhere\n")
