@@ -48,6 +48,17 @@ def test_only_what_is_inside_the_label_is_counted_where_one_is_given():
     assert 0 < seen.seconds["products"] < seen.within
 
 
+def test_the_seconds_of_a_call_within_a_call_are_not_added_twice():
+    large = torch.rand(1, 400, 400)
+
+    def run():
+        with torch.profiler.record_function("here"):
+            large @ large  # a matmul that calls a bmm
+
+    seen = Operators.of(run, "here")
+    assert 0 < seen.seconds["products"] < seen.within
+
+
 @pytest.mark.parametrize("batch", [1, 8])
 def test_fusion_leaves_four_products_of_seven_in_a_layer_and_fewer_calls_in_all(batch):
     model = tiny_model("llama", 17)
