@@ -14,6 +14,7 @@ from minfer.phase5 import PagedOptions
 from minfer.phase6.conversion import convert, quantized_layers
 from minfer.phase6.int4 import GROUP_SIZES
 from minfer.phase6.names import SCHEMES, find_scheme
+from minfer.phase6.schemes import Scheme
 from minfer.phase6.stored import build_stored
 
 
@@ -61,7 +62,7 @@ class Engine(Phase5Engine):
         model = super().prepare_model(model)
         options = self.options
         if options.quantization is not None:
-            convert(model, find_scheme(options.quantization, options.group_size), options.quantize_head)
+            convert(model, self.scheme(), options.quantize_head)
         layers = quantized_layers(model)
         if (options.quantize_rows or options.quantize_head) and not layers:
             raise OptionsError("quantize_rows and quantize_head need quantization=…, or a model stored quantised")
@@ -69,6 +70,10 @@ class Engine(Phase5Engine):
             layer.use_rounded_rows(options.quantize_rows)
             layer.pack(self.device, self.dtype)
         return model
+
+    def scheme(self) -> Scheme:
+        """What `quantization` names."""
+        return find_scheme(str(self.options.quantization), self.options.group_size)
 
     @property
     def kernels(self) -> dict[str, KernelUse]:

@@ -11,7 +11,7 @@ from minfer.core.device import Device
 from minfer.core.errors import OptionsError
 from minfer.phase6.choice import choose
 from minfer.phase6.kernels import DEQUANTIZE, Kernel
-from minfer.phase6.schemes import Parts, PerChannel, Scheme, finite
+from minfer.phase6.schemes import Parts, PerChannel, Scheme
 
 
 class QuantizedLinear(nn.Module):
@@ -43,12 +43,8 @@ class QuantizedLinear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, scheme: Scheme, name: str = "a weight") -> "QuantizedLinear":
-        """Quantise the weight of `linear`, computed in float32 at least.
-
-        Raises `CheckpointError` that names it for a weight that is not finite, or beyond float16 for fp16.
-        """
-        parts = scheme.quantize(finite(linear.weight.detach(), name))
-        return cls._of_parts(scheme, linear.in_features, parts, linear.bias)
+        """Quantise the weight of `linear`. Raises `CheckpointError` that names it, as `Scheme.encode` does."""
+        return cls._of_parts(scheme, linear.in_features, scheme.encode(linear.weight.detach(), name), linear.bias)
 
     @classmethod
     def merged(cls, layers: "list[QuantizedLinear]") -> "QuantizedLinear":

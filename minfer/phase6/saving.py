@@ -19,7 +19,7 @@ from minfer.core.stored_quantization import KEY, StoredQuantization
 from minfer.core.weight_files import SINGLE
 from minfer.phase6.conversion import HEAD, linear_names
 from minfer.phase6.names import find_scheme
-from minfer.phase6.schemes import Scheme, finite
+from minfer.phase6.schemes import Scheme
 from minfer.phase6.writer import Outline, TensorWriter
 
 COPIED = ("*.json", "*.model", "*.txt", "*.jinja")
@@ -48,7 +48,7 @@ class Item:
         if self.scheme is None:
             writer.write(self.name, self.source.read())
             return
-        parts = self.scheme.quantize(finite(self.source.read(), self.source.name))
+        parts = self.scheme.encode(self.source.read(), self.source.name)
         for part, tensor in parts.items():
             writer.write(self.name.removesuffix("weight") + part, tensor)
 

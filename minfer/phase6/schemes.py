@@ -17,6 +17,9 @@ from torch import Tensor
 
 from minfer.core.errors import CheckpointError
 
+CHANNELS = 1024
+"""Output channels that are quantised at once."""
+
 Parts = dict[str, Tensor]
 """The tensors that a weight is stored as, by name: codes and what scales them. Each has a row per channel."""
 
@@ -34,7 +37,16 @@ class Scheme(ABC):
 
     @abstractmethod
     def quantize(self, weight: Tensor) -> Parts:
-        """Parts of a finite weight `(out, in)` in float32 or float64."""
+        """Parts of a finite weight `(out, in)` in float64."""
+
+    def encode(self, weight: Tensor, name: str = "a weight") -> Parts:
+        """Parts of a weight `(out, in)` of any float dtype: equal weights have equal parts, whatever their dtype.
+
+        Some channels at a time, since it is computed in float64. Raises `CheckpointError` that names a weight which is
+        not finite, or too large for fp16.
+        """
+        each = [self.quantize(finite(block, name)) for block in weight.split(CHANNELS)]
+        return each[0] if len(each) == 1 else {part: torch.cat([one[part] for one in each]) for part in each[0]}
 
     @abstractmethod
     def dequantize(self, parts: Parts, in_features: int, dtype: torch.dtype) -> Tensor:
@@ -69,11 +81,13 @@ class Half(Scheme):
         return {"codes": ((out_features, in_features), torch.float16)}
 
     def quantize(self, weight: Tensor) -> Parts:
-        """Round to float16. Raises `CheckpointError` beyond ±65504."""
-        most = float(weight.abs().max())
-        if most > torch.finfo(torch.float16).max:
-            raise CheckpointError(f"a weight of {most:g} is beyond float16's 65504: use int8, fp8 or bfloat16")
-        return {"codes": weight.half()}
+        """Round to float16. Raises `CheckpointError` for what becomes infinite."""
+        codes = weight.half()
+        if not bool(codes.isfinite().all()):
+            raise CheckpointError(
+                f"a weight of {float(weight.abs().max()):g} is beyond float16's 65504: use int8 or fp8"
+            )
+        return {"codes": codes}
 
     def dequantize(self, parts: Parts, in_features: int, dtype: torch.dtype) -> Tensor:
         """The codes themselves."""
@@ -144,9 +158,9 @@ class Float8(PerChannel):
 
 
 def finite(weight: Tensor, name: str) -> Tensor:
-    """`weight` in float32 at least, as schemes take it. Raises `CheckpointError` if it holds NaN or infinity."""
-    wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
-    if not weight.is_meta and not bool(wide.isfinite().all()):
+    """`weight` in float64. Raises `CheckpointError` if it holds NaN or infinity."""
+    wide = weight.double()
+    if not bool(wide.isfinite().all()):
         raise CheckpointError(f"{name} holds NaN or infinity: there is no scale for it")
     return wide
 
