@@ -40,8 +40,13 @@ def _rate(tokens: int, seconds: float) -> str:
 
 
 def _setting(engine: Any, model: str, phase: int) -> str:
-    """Which model, phase, device and dtype, and why that dtype."""
+    """Which model, phase, device and dtype, and why that dtype; which kernels ran, and what was compiled."""
     dtype = str(engine.dtype).removeprefix("torch.")
     checkpoint = RandomCheckpoint(model) if is_random(model) else Checkpoint(resolve(model))
     _, reason = engine.device.dtype(engine.options.dtype, checkpoint.dtype)
-    return f"{model}, phase {phase}, {engine.device.torch_device}, {dtype} ({reason})"
+    parts = [f"{model}, phase {phase}, {engine.device.torch_device}, {dtype} ({reason})"]
+    if kernels := [name for name, use in getattr(engine, "kernels", {}).items() if use.ran]:
+        parts.append(f"weights by {', '.join(kernels)}")
+    if compilation := getattr(engine, "compilation", None):
+        parts.append(str(compilation))
+    return "; ".join(parts)

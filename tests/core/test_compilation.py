@@ -9,6 +9,8 @@ from torch import nn
 from minfer.core.errors import MinferWarning, OptionsError
 from minfer.core.params import SamplingParams
 from minfer.course.tiny import tiny_model
+from minfer.phase6 import Engine as Phase6Engine
+from minfer.phase6 import QuantizationOptions
 from minfer.phase7 import Engine, FusionOptions
 from minfer.phase7.merge import merged
 from minfer.phase7.product import PackedLinear, Product, TransposedLinear
@@ -84,3 +86,17 @@ def test_merging_keeps_every_weight_and_bias():
     assert torch.equal(stacked.weight, torch.cat([part.weight for part in parts]))
     assert torch.equal(stacked.bias, torch.cat([part.bias for part in parts]))
     assert merged([nn.Linear(7, 2, bias=False)]).bias is None
+
+
+@pytest.mark.parametrize("scheme", ["fp16", "int8", "int4", "fp8"])
+@pytest.mark.parametrize("family", ["biased", "qwen3", "gpt2"])
+def test_quantised_layers_are_merged_code_by_code(family, scheme):
+    """A model that is quantised already, as one that is stored so, and one that is quantised after merging."""
+    model = tiny_model(family, 17)
+    options = FusionOptions(device="cpu", compiler="eager", quantization=scheme)
+    stored = Phase6Engine(model.module(), None, QuantizationOptions(device="cpu", quantization=scheme)).model
+    late, early = Engine(model.module(), None, options), Engine(stored, None, options)
+    logits = [engine.forward(engine.whole(PROMPT, [])) for engine in (late, early)]
+    assert torch.equal(*logits)
+    exact = Engine(model.module(), None, FusionOptions(device="cpu", compiler="none"))
+    assert not torch.allclose(exact.forward(exact.whole(PROMPT, [])), logits[0], rtol=0, atol=1e-6)
