@@ -50,6 +50,7 @@ class Engine(PreviousEngine):
 
     Options = ParallelOptions
     options: ParallelOptions
+    Plan: type[ShardPlan] = ShardPlan
 
     @classmethod
     def load(cls, model: str = "tiny", **options: Any) -> "Engine":
@@ -65,7 +66,7 @@ class Engine(PreviousEngine):
         if ranks is None:
             config = open_model(model)[0].config
             for rank in range(checked.world):  # what cannot be dealt out is refused before anything is started
-                ShardPlan(config, Place.of(rank, checked.tensor_parallel, checked.pipeline_parallel))
+                cls.Plan(config, Place.of(rank, checked.tensor_parallel, checked.pipeline_parallel))
             ranks = launcher_of(checked.ranks).launch(cls, model, options, checked)
         with ranks.step():
             engine: Engine = super().load(model, **{**options, "device": ranks.device, "ranks": ranks})  # type: ignore[assignment]
@@ -82,7 +83,8 @@ class Engine(PreviousEngine):
             return super().build_model(checkpoint, options)
         device = Device.get(options.device)
         dtype, _ = device.dtype(options.dtype, checkpoint.dtype)
-        model = build_shard(checkpoint, ranks, dtype, device.torch_device)
+        plan = cls.Plan(checkpoint.config, ranks.place)
+        model = build_shard(checkpoint, plan, ranks, dtype, device.torch_device)
         ranks.begin(cast(ParallelOptions, options).max_batch, model.bytes_read)
         return model
 

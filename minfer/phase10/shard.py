@@ -34,14 +34,13 @@ LLAMA = Names("layers", "embed_tokens", "norm", ("self_attn.o_proj", "mlp.down_p
 GPT_2 = Names("h", "wte", "ln_f", ("attn.c_proj", "mlp.c_proj"))
 
 
-def build_shard(checkpoint: Checkpoint, ranks: Ranks, dtype: torch.dtype, device: torch.device) -> Any:
+def build_shard(checkpoint: Checkpoint, plan: ShardPlan, ranks: Ranks, dtype: torch.dtype, device: torch.device) -> Any:
     """This rank's module on `device`; `bytes_read` of it says what it took of the files. Raises `CheckpointError`."""
     if getattr(checkpoint.config, "quantization", None) is not None:
         raise CheckpointError(
             f"{checkpoint.folder} is stored quantised, which cannot be dealt to ranks: load the original with "
             "quantization=…, so that each rank quantises its own shard"
         )
-    plan = ShardPlan(checkpoint.config, ranks.place)
     sources = checkpoint.plan(skeleton(checkpoint))
     model: Any = hollow(plan.config)
     exchange(model, plan, ranks)
