@@ -2,6 +2,7 @@
 
 import torch
 
+from minfer.course.simulated import SimulatedDevice
 from minfer.phase8 import Bucket, DecodeGraphs, Engine
 from minfer.phase8.decode_graphs import StepBuffers
 from tests.mutants.planting import Mutants
@@ -414,15 +415,16 @@ class AlwaysRecords(Engine):
 
 
 def room(engine_cls, lab):
-    more = {"num_blocks": None, "memory_share": 1.0, "max_batch": 32}
-    serving = GraphServing(engine_cls, lab, lab.model(), "probe", "probe", **more)
-    serving.device.free = 200 * 4 * serving.engine.config.kv_numbers_per_token * 8
-    serving.engine.allocate()
-    return serving.engine.cache.num_blocks
+    model = lab.model()
+    device = SimulatedDevice(free=200 * 4 * model.config.kv_numbers_per_token * 8)
+    options = {"device": device, "block_size": 4, "memory_share": 1.0, "max_batch": 32}
+    return lab.engine(engine_cls, model, **options).cache.num_blocks
 
 
 @plant("P8-12", room)
 class PoolTakesAll(Engine):
+    """Leaves room for the scratch block only."""
+
     def blocks_that_fit(self):
         block = self.options.block_size * self.config.kv_numbers_per_token * self.dtype.itemsize
-        return self.device.free_memory() // block - 1
+        return min(1000, self.device.free_memory() // block - 1)
