@@ -15,6 +15,7 @@ from tests.mutants import (
     phase5_preemption,
     phase5_prefixes,
     phase5_schedule,
+    phase6,
     phase7,
     phase8,
 )
@@ -23,6 +24,7 @@ MODULES = (
     *(contract, contract_requests, phase1, phase1_stopping, phase1_sampling, phase2, phase3),
     *(phase4, phase4_rows),
     *(phase5, phase5_preemption, phase5_schedule, phase5_prefixes, phase5_interface),
+    phase6,
     phase7,
     phase8,
 )
