@@ -62,6 +62,10 @@ def test_the_largest_is_recorded_first_beside_which_the_others_are(lab, monkeypa
     assert [beside for _, beside, _ in recorded] == [None] + [recorded[0][2]] * (len(sizes) - 1)
 
 
+def test_recording_leaves_nothing_in_the_pool(lab):
+    assert not engine(lab).cache.pool.any()
+
+
 def test_graphs_are_no_wider_than_the_pool(lab):
     assert engine(lab, num_blocks=3).buckets.widths == [1, 2, 3]
 
