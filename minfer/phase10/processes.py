@@ -32,6 +32,9 @@ START_SECONDS = 60.0
 GRACE_SECONDS = 2.0
 """After the first sign of trouble, within which a failed rank must have said what it died of; the others are told."""
 
+WORKER = "minfer.phase10.worker"
+"""The module that a rank's process runs."""
+
 LAST_WORDS = 2000  # characters
 
 
@@ -83,7 +86,7 @@ class Process:
         self.printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process is buried)
         packed = job.packed()
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "minfer.phase10.worker"],
+            [sys.executable, "-m", WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.printed,
@@ -160,7 +163,10 @@ class Processes(Others):
 
     def started(self) -> None:
         """Wait until all are there."""
-        self.wait_for("started", START_SECONDS)
+        try:
+            self.wait_for("started", START_SECONDS)
+        except RankError as error:
+            raise self.blame(error) from error
 
     def loaded(self) -> None:
         """As `Others`; each tensor that a rank has read is a sign of life."""
@@ -172,7 +178,8 @@ class Processes(Others):
         while waiting := [process for process in self.all if what not in process.said]:
             silent = [p for p in waiting if time.monotonic() - max(p.heard, since) > patience]
             if any(process.is_dead for process in self.all) or silent:
-                raise self.blame(RankError(f"rank {waiting[0].rank} has not {what} and was silent for {patience:g} s"))
+                late = (silent or waiting)[0].rank
+                raise RankError(f"rank {late} has not {what}, and said nothing for {patience:g} s")
             time.sleep(0.005)
 
     def blame(self, error: RankError) -> RankError:
@@ -186,7 +193,7 @@ class Processes(Others):
         causes = [p for p in dead if p.is_cause] or [p for p in dead if not p.error] or dead
         if causes:
             return RankError(causes[0].obituary())
-        return RankError(f"a rank gave no answer for {self.patience:g} s (rank_timeout): {error}")
+        return RankError(f"no rank has failed, but one gave no answer for {self.patience:g} s (rank_timeout): {error}")
 
     def end(self) -> None:
         """As `Others`."""

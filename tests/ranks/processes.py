@@ -1,0 +1,37 @@
+"""The processes that this one has started, as the system sees them."""
+
+import os
+import time
+from pathlib import Path
+
+
+def children(parent=None):
+    """The ids of processes of ranks whose parent is `parent` (default: this process)."""
+    parent = parent or os.getpid()
+    return [pid for pid, above in _running() if above == parent]
+
+
+def is_running(pid):
+    """Whether there is such a process, zombies apart."""
+    return pid in [running for running, _ in _running()]
+
+
+def gone(pids, seconds=5.0):
+    """Whether all are gone, or go within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while any(map(is_running, pids)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _running():
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            stat, command = (folder / "stat").read_text(), (folder / "cmdline").read_bytes()
+        except OSError:  # it has just ended
+            continue
+        state, above = stat.rpartition(")")[2].split()[:2]
+        if state != "Z" and (b"minfer.phase10.worker" in command or b"tests.ranks.dying" in command):
+            yield int(folder.name), int(above)
