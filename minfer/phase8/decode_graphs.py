@@ -49,7 +49,7 @@ class DecodeGraphs:
     def __init__(self, model: nn.Module, cache: PagedKVCache, device: Device, buckets: Buckets) -> None:
         self.cache = cache
         self.buffers = StepBuffers(buckets.most_rows, buckets.most_blocks, cache.pool.device)
-        self.buffers.slots.fill_(cache.scratch * cache.block_size)  # recording runs the step: it has rows of padding only
+        self.buffers.slots.fill_(cache.scratch * cache.block_size)  # recording runs the step: of padding only
         self.buffers.tables.fill_(cache.scratch)
         self.graphs: dict[Bucket, Graph] = {}
         before, first = device.reserved_memory(), None
