@@ -44,8 +44,8 @@ class OneDnnInt8(Kernel):
         return {"codes": layer.packed.to_dense().t().contiguous(), "scale": layer.scale.data}
 
     def opaque_bytes(self, layer: "QuantizedLinear") -> int:
-        """A byte a weight."""
-        return layer.packed.nbytes
+        """A byte a weight; for each channel the sum of its codes, which oneDNN keeps unseen behind them."""
+        return layer.packed.nbytes + 4 * layer.out_features
 
     def product(self, layer: "QuantizedLinear", rows: Tensor) -> Tensor:
         """Rows become unsigned, with 0 in the middle, as the instruction wants them."""
