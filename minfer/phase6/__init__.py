@@ -7,9 +7,18 @@ Costs     Quality: `minfer quality` shows perplexity, divergence and the greedy 
 Loses     With many rows at once, which are bound by arithmetic; and where only dequantise-and-multiply serves.
 """
 
+from minfer.phase5 import PagedKVCache, PagedStep
 from minfer.phase6.engine import Engine, QuantizationOptions
 from minfer.phase6.names import find_scheme
 from minfer.phase6.quantized_linear import QuantizedLinear
 from minfer.phase6.schemes import Scheme
 
-__all__ = ["Engine", "QuantizationOptions", "QuantizedLinear", "Scheme", "find_scheme"]
+__all__ = [
+    "Engine",
+    "PagedKVCache",
+    "PagedStep",
+    "QuantizationOptions",
+    "QuantizedLinear",
+    "Scheme",
+    "find_scheme",
+]

@@ -82,7 +82,8 @@ class FbgemmInt8(Fbgemm):
 
     def serves(self, layer: "QuantizedLinear", device: Device) -> bool:
         """As all of FBGEMM, for int8 with quantised rows, unless most of what it stores would be padding."""
-        small = padded(layer.out_features, layer.in_features, 48) <= MOST_PADDING * layer.out_features * layer.in_features
+        stored = padded(layer.out_features, layer.in_features, 48)
+        small = stored <= MOST_PADDING * layer.out_features * layer.in_features
         return isinstance(layer.scheme, Int8) and layer.quantize_rows and small and super().serves(layer, device)
 
     def pack(self, layer: "QuantizedLinear") -> tuple[Parts, Any]:

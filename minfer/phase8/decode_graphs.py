@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from minfer.core.batch import ForwardBatch
 from minfer.core.device import Device, Graph
 from minfer.core.errors import DeviceError
-from minfer.phase5 import PagedKVCache
-from minfer.phase5.paged_kv_cache import PagedStep
+from minfer.phase7 import PagedKVCache, PagedStep
 from minfer.phase8.buckets import Bucket, Buckets
 
 PADDING = 0
