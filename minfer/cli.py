@@ -24,6 +24,7 @@ SUMMARIES = {
     "quantize": "Write a model in fewer bits.",
     "quality": "Show what quantisation costs: perplexity, divergence, greedy match.",
     "options": "Show the options of a phase and the sampling parameters.",
+    "comm": "Measure how fast ranks talk to each other, and its share of a step.",
     "bench": "Measure phases beside each other and beside their peers.",
 }
 

@@ -14,9 +14,11 @@ from minfer.core.device import Device
 from minfer.core.errors import OptionsError
 from minfer.core.models import open_model
 from minfer.core.options import EngineOptions, at_least, make_options, option
+from minfer.phase6 import find_scheme
 from minfer.phase8 import Engine as PreviousEngine
 from minfer.phase8 import GraphOptions as PreviousOptions
 from minfer.phase10.launcher import launcher_of
+from minfer.phase10.quantized_rows import quantize_rows_together
 from minfer.phase10.ranks import Ranks
 from minfer.phase10.shard import build_shard
 from minfer.phase10.shard_plan import Place, ShardPlan
@@ -85,7 +87,10 @@ class Engine(PreviousEngine):
         dtype, _ = device.dtype(options.dtype, checkpoint.dtype)
         plan = cls.Plan(checkpoint.config, ranks.place)
         model = build_shard(checkpoint, plan, ranks, dtype, device.torch_device)
-        ranks.begin(cast(ParallelOptions, options).max_batch, model.bytes_read)
+        asked = cast(ParallelOptions, options)
+        ranks.begin(asked.max_batch, model.bytes_read)
+        if asked.quantization is not None:
+            quantize_rows_together(model, find_scheme(asked.quantization, asked.group_size), ranks.tensor)
         return model
 
     def allocate(self) -> None:

@@ -4,6 +4,7 @@ The process groups are made here from a store, not by `init_process_group`, whic
 engines can live side by side.
 """
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -31,6 +32,7 @@ class TorchGroup(Group):
 
     def __init__(self, made: Any, patience: float) -> None:
         self.made: Any = made
+        self.seconds, self.calls = 0.0, 0  # that this host has spent in operations; GPUs work on beside it
         self.rank, self.size = made.rank(), made.size()
         self.patience = timedelta(seconds=patience)
         from torch._C._distributed_c10d import AllgatherOptions  # absent where torch.distributed is
@@ -75,10 +77,13 @@ class TorchGroup(Group):
     def _do(self, what: str, start: Any) -> None:
         if self.made is None:
             raise RankError(f"rank {self.rank} of {self.size} has left the others: no {what}")
+        began = time.perf_counter()
         try:
             start().wait(self.patience)
         except RuntimeError as error:
             raise RankError(f"rank {self.rank} of {self.size} in {what}: {error}") from error
+        self.seconds += time.perf_counter() - began
+        self.calls += 1
 
 
 def gloo(store: Any, name: str, rank: int, size: int, host: str, patience: float) -> Any:

@@ -18,6 +18,7 @@ from tests.mutants import (
     phase6,
     phase7,
     phase8,
+    phase10,
 )
 
 MODULES = (
@@ -27,6 +28,7 @@ MODULES = (
     phase6,
     phase7,
     phase8,
+    phase10,
 )
 MUTANTS = [mutant for module in MODULES for mutant in module.MUTANTS.planted]
 PHASES = sorted({mutant.phase for mutant in MUTANTS})

@@ -1,4 +1,4 @@
-"""A rank that fails: `python -m tests.ranks.dying` in place of minfer's own worker; the environment says how and where."""
+"""A rank that fails: `python -m tests.ranks.dying` for minfer's own worker; the environment says how and where."""
 
 import os
 import signal

@@ -1,0 +1,58 @@
+"""`minfer comm`: how fast ranks talk to each other, and what share of a model's decode step that is."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from minfer.core.errors import OptionsError
+from minfer.phase10.measurement import Figure, StepShare, measure, step_share
+
+SIZES = [2**power for power in (10, 12, 14, 16, 18, 20, 22, 24)]
+WIDTH = 100
+
+
+def comm(
+    ranks: Annotated[int, typer.Option(help="How many ranks talk to each other.")] = 2,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Deal this model to them, and time its steps.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where they live: auto, cpu (Gloo), cuda (NCCL, a GPU each).")] = "auto",
+    sizes: Annotated[list[int] | None, typer.Option("--size", help="Bytes of a message (repeatable).")] = None,
+) -> None:
+    """Measure AllReduce, Broadcast, Reduce, AllGather and ReduceScatter by message size; and a model's decode step."""
+    if ranks < 2:
+        raise OptionsError(f"--ranks {ranks}: one rank alone has nobody to talk to: give 2 or more")
+    if any(size < 4 * ranks for size in sizes or []):
+        raise OptionsError(f"--size {min(sizes or [])}: every rank needs 4 bytes of it: give at least {4 * ranks}")
+    share = step_share(model, ranks, device=device) if model else None
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    console.print(table(measure(ranks, sizes or SIZES, device), ranks))
+    if model:
+        console.print(in_words(model, ranks, share), highlight=False)
+
+
+def table(figures: list[Figure], ranks: int) -> Table:
+    """A row for each operation and size."""
+    made = Table(title=f"{ranks} ranks; latency is one call's, bandwidths are in GB/s of 1e9 bytes")
+    for name in ("operation", "bytes", "latency µs", "algorithm GB/s", "bus GB/s"):
+        made.add_column(name, justify="left" if name == "operation" else "right")
+    for last, figure in enumerate(figures, start=1):
+        bandwidths = (f"{rate / 1e9:.3f}" for rate in (figure.algorithm_bandwidth, figure.bus_bandwidth))
+        ends = last == len(figures) or figures[last].operation != figure.operation
+        row = (figure.operation, f"{figure.nbytes:,}", f"{figure.seconds * 1e6:.1f}", *bandwidths)
+        made.add_row(*row, end_section=ends)
+    return made
+
+
+def in_words(model: str, ranks: int, share: StepShare | None) -> str:
+    """A decode step's time, with the part of it that was communication."""
+    if share is None:
+        return f"{model}: communication of a step: n/a (on GPUs it runs beside the host: record a profile)"
+    step, spent = share.step_seconds * 1e3, share.communication_seconds * 1e3
+    return (
+        f"{model}, a decode step of one request on {ranks} ranks: {step:.2f} ms, of which {step - spent:.2f} ms "
+        f"compute and {spent:.2f} ms ({share.share:.0%}) in {share.calls} operations between ranks, with waiting for them"
+    )

@@ -1,0 +1,35 @@
+"""Row-parallel weights quantised as the whole model's are: a channel has one scale, whichever ranks have its columns.
+
+Column-parallel layers need nothing: their channels are whole. Scales of groups of columns (int4) are the whole's too,
+where ranks have whole groups (`shard_plan.GRANULES`).
+"""
+
+import torch
+from torch import nn
+
+from minfer.core.group import Group
+from minfer.phase6 import QuantizedLinear, Scheme
+from minfer.phase6.schemes import PerChannel
+from minfer.phase10.parallel_layers import RowParallel
+
+
+def quantize_rows_together(model: nn.Module, scheme: Scheme, group: Group) -> None:
+    """Quantise the row-parallel layers of a shard by a scheme with a scale per channel; with another, do nothing."""
+    if not isinstance(scheme, PerChannel):
+        return
+    for module in model.modules():
+        if isinstance(module, RowParallel) and isinstance(module.linear, nn.Linear):
+            module.linear = quantized(module.linear.weight, scheme, group)
+
+
+def quantized(weight: torch.Tensor, scheme: PerChannel, group: Group) -> QuantizedLinear:
+    """The columns `weight (out, own)` of a row-parallel layer, with the scales of all ranks' columns together.
+
+    They get one column more, of each channel's largest weight anywhere, which says the scale and is then left out.
+    """
+    largest = group.all_gather(weight.abs().amax(-1)).amax(0)
+    parts = scheme.encode(torch.cat([weight, largest[:, None]], dim=1), "a row-parallel weight")
+    with torch.device("meta"):
+        layer = QuantizedLinear(weight.shape[1], weight.shape[0], scheme)
+    layer.hold({**parts, "codes": parts["codes"][:, :-1].contiguous()})
+    return layer

@@ -1,0 +1,53 @@
+"""`minfer comm`: its figures are what their definitions say, and every operation is there."""
+
+import pytest
+
+from minfer.phase10.measurement import OPERATIONS, Figure, StepShare, bus_factor
+from tests.ranks.processes import children
+
+
+@pytest.mark.parametrize(
+    ("operation", "factors"),
+    [
+        ("AllReduce", (1.0, 4 / 3, 1.5)),
+        ("AllGather", (1 / 2, 2 / 3, 3 / 4)),
+        ("ReduceScatter", (1 / 2, 2 / 3, 3 / 4)),
+        ("Broadcast", (1.0, 1.0, 1.0)),
+        ("Reduce", (1.0, 1.0, 1.0)),
+    ],
+)
+def test_bus_bandwidth_is_algorithm_bandwidth_times_the_factor(operation, factors):
+    assert operation in OPERATIONS
+    for ranks, factor in zip((2, 3, 4), factors, strict=True):
+        assert bus_factor(operation, ranks) == pytest.approx(factor)
+        figure = Figure(operation, nbytes=3_000, seconds=1e-3, ranks=ranks)
+        assert figure.algorithm_bandwidth == pytest.approx(3e6)
+        assert figure.bus_bandwidth == pytest.approx(3e6 * factor)
+
+
+def test_a_share_is_of_the_whole_step():
+    assert StepShare(step_seconds=0.02, communication_seconds=0.005, calls=9).share == pytest.approx(0.25)
+
+
+def test_comm_shows_all_operations_and_the_share_of_a_step(capsys):
+    from minfer.cli import main
+
+    code = main(["comm", "--device", "cpu", "--size", "4096", "--model", "tiny"])
+    out = capsys.readouterr().out
+    assert code == 0
+    for operation in OPERATIONS:
+        assert f"{operation} " in out
+    assert out.count("4,096") == len(OPERATIONS)
+    words = " ".join(out.split())
+    assert "tiny, a decode step of one request on 2 ranks:" in words
+    # header and payload, the embedding, two in each of 5 layers, and the head's gather
+    assert "in 14 operations between ranks" in words
+    assert not children()
+
+
+@pytest.mark.parametrize(("args", "said"), [(["--ranks", "1"], "give 2 or more"), (["--size", "4"], "at least 8")])
+def test_what_cannot_be_measured_is_refused(args, said, capsys):
+    from minfer.cli import main
+
+    assert main(["comm", *args]) == 2
+    assert said in capsys.readouterr().err
