@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class OneDnnInt8(Kernel):
-    """oneDNN's int8 product on x86; sums in int32. It packs without padding, where FBGEMM would pad much.
+    """oneDNN's int8 product on x86; sums in int32. It pads little, where FBGEMM would pad much.
 
     Without VNNI it adds pairs of products in 16 bits, as FBGEMM does: rows have 7 bits then.
     """
@@ -44,8 +44,9 @@ class OneDnnInt8(Kernel):
         return {"codes": layer.packed.to_dense().t().contiguous(), "scale": layer.scale.data}
 
     def opaque_bytes(self, layer: "QuantizedLinear") -> int:
-        """A byte a weight; for each channel the sum of its codes, which oneDNN keeps unseen behind them."""
-        return layer.packed.nbytes + 4 * layer.out_features
+        """A byte a weight, in blocks of 64 by 64; behind them, unseen, the sum of each channel's codes."""
+        channels, columns = (-(-size // 64) * 64 for size in (layer.out_features, layer.in_features))
+        return channels * (columns + 4)
 
     def product(self, layer: "QuantizedLinear", rows: Tensor) -> Tensor:
         """Rows become unsigned, with 0 in the middle, as the instruction wants them."""
