@@ -54,5 +54,5 @@ def in_words(model: str, ranks: int, share: StepShare | None) -> str:
     step, spent = share.step_seconds * 1e3, share.communication_seconds * 1e3
     return (
         f"{model}, a decode step of one request on {ranks} ranks: {step:.2f} ms, of which {step - spent:.2f} ms "
-        f"compute and {spent:.2f} ms ({share.share:.0%}) in {share.calls} operations between ranks, with waiting for them"
+        f"compute and {spent:.2f} ms ({share.share:.0%}) in {share.calls} operations between ranks, waiting included"
     )
