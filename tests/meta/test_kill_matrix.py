@@ -11,6 +11,7 @@ from minfer.course.grading import reference
 from tests.meta.in_process import grade, names_of
 from tests.mutants.catalogue import MUTANTS, PHASES
 from tests.mutants.correct import VARIANTS as FIRST_VARIANTS
+from tests.mutants.correct6 import VARIANTS as QUANTIZED_VARIANTS
 from tests.mutants.correct45 import VARIANTS as BATCHED_VARIANTS
 from tests.mutants.probes import outcome
 
@@ -26,7 +27,9 @@ def test_the_mutant_differs_and_its_test_fails(mutant, lab):
     assert all(said) or mutant.crashes, f"found by accident: {list(shown.values())}"
 
 
-@pytest.mark.parametrize("variant", FIRST_VARIANTS + BATCHED_VARIANTS, ids=lambda variant: variant.name)
+@pytest.mark.parametrize(
+    "variant", [*FIRST_VARIANTS, *BATCHED_VARIANTS, *QUANTIZED_VARIANTS], ids=lambda variant: variant.name
+)
 def test_a_right_engine_of_another_make_passes(variant, lab):
     shown = grade(variant.engine_cls, variant.phase, seed=lab.seed)
     failed = {name: message for name, message in shown.items() if message}

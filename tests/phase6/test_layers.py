@@ -30,7 +30,8 @@ def test_P6_11_long_sums_do_not_overflow(engine_cls, lab):
                 want[:, 1] *= -1
                 off = ((y - want).abs() / exact).max().item()
                 did = f"{options}, {count} rows of {dtype}: summed 4096 products of 127 and 127"
-                lab.check(off <= NOISE[dtype], code, did, f"±{exact:g}", f"off by {off:.2g} of it", hint)
+                allowed = max(NOISE[dtype], 5e-3 if options is INT4 else 0)  # 127 need not be on an int4 grid
+                lab.check(off <= allowed, code, did, f"±{exact:g}", f"off by {off:.2g} of it", hint)
 
 
 def test_P6_21_every_kernel_multiplies_with_the_weight(engine_cls, lab):
@@ -65,7 +66,9 @@ def test_P6_22_each_row_by_its_own_scale(engine_cls, lab):
             y, given = layer(x.to(dtype)), x.to(dtype)
             did = f"int8 {shape}, five rows of {dtype} of very different size, rounded too"
             alone = torch.cat([layer(row[None]) for row in given])
-            lab.equal(alone.tolist(), y.tolist(), code, f"{did}; each alone", hint)
+            size = y.double().abs().amax(-1, keepdim=True).clamp_min(1e-30)
+            ours, theirs = (alone.double() / size).numpy(), (y.double() / size).numpy()
+            lab.equal(ours, theirs, code, f"{did}; each alone", hint, what="row", tolerance=NOISE[dtype])
             if dtype is torch.bfloat16:
                 continue
             want = rounded(given.double()) @ layer.dequantize().T
