@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.profiler import ProfilerActivity, profile
+from minfer.core.trace import Trace
 
 KINDS = {
     "products": r"aten::(matmul|addmm|mm|bmm|_int_mm|_scaled_mm)$|::linear|_linear_pointwise|pack_mm|minfer::product",
@@ -36,11 +36,9 @@ class Operators:
     @classmethod
     def of(cls, run: Callable[[], object], label: str = "") -> "Operators":
         """What `run` calls; with a label, only what is inside the `record_function` ranges of that name."""
-        with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            run()
         made = cls()
         threads: dict[int, list[Frame]] = {}
-        for event in _trace(profiler):
+        for event in Trace.of(run).records:
             stack = threads.setdefault(event.start_thread_id(), [])
             while stack and stack[-1].end <= event.start_ns():
                 made._leave(stack)
@@ -80,16 +78,6 @@ class Frame:
     inside: bool  # whether within the label
     kind: str | None
     works: bool = False  # whether something within it was counted
-
-
-def _trace(profiler: Any) -> list[Any]:
-    """The calls by their start, outer ones first.
-
-    These are the profiler's raw records: a run of some hundred steps has a million, from which `profiler.events()`
-    would make Python objects for a minute and ten gigabytes.
-    """
-    records = profiler.profiler.kineto_results.events()
-    return sorted(records, key=lambda record: (record.start_ns(), -record.duration_ns()))
 
 
 def _kind(name: str) -> str | None:

@@ -1,7 +1,6 @@
 """Sample: what one run of a workload took, and the figures that are made of it.
 
-Definitions, per request with n output tokens at times t₁ … tₙ, all requests arriving at 0:
-TTFT = t₁; TPOT = (tₙ − t₁)/(n − 1), only for n > 1; ITL = the gaps tᵢ₊₁ − tᵢ, pooled over requests.
+Latencies are those of `minfer.core.latency`, all requests arriving at 0.
 Output throughput = all output tokens / time until the last one; decode throughput counts tokens and time only from the
 moment when every request has its first, so that prompts are not in it.
 """
@@ -10,6 +9,8 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from minfer.core.latency import tpot, ttft
 
 
 @dataclass
@@ -40,12 +41,12 @@ class Sample:
     @property
     def ttft_ms(self) -> float:
         """Median time to first token."""
-        return 1000 * statistics.median(times[0] for times in self.token_times if times)
+        return 1000 * statistics.median(ttft(0, times) for times in self.token_times if times)
 
     @property
     def tpot_ms(self) -> float:
         """Median over requests of the time per output token after the first; NaN if none has two."""
-        each = [(times[-1] - times[0]) / (len(times) - 1) for times in self.token_times if len(times) > 1]
+        each = [took for times in self.token_times if (took := tpot(times)) is not None]
         return 1000 * statistics.median(each) if each else float("nan")
 
     def as_dict(self) -> dict[str, Any]:

@@ -31,6 +31,26 @@ class Graph(ABC):
         """Do the work again, on what its buffers hold now. On a card it is queued, like any other work."""
 
 
+class Stopwatch(ABC):
+    """Seconds that work takes on the device, from when it gets to `start` to when it gets to `stop`; used again."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Note where the queued work is now."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Note where the queued work is now, after `start`."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the device has got to `stop`, so that `seconds` need not wait."""
+
+    @abstractmethod
+    def seconds(self) -> float:
+        """The time between; waits for the device to get to `stop`."""
+
+
 class Device(ABC):
     """Where the model lives: its name for torch, its clock, its memory, its graphs."""
 
@@ -69,6 +89,10 @@ class Device(ABC):
     def clock(self) -> float:
         """Monotonic seconds on the host. Work that was queued may still run: `synchronize` first to time it."""
         return time.perf_counter()
+
+    def stopwatch(self) -> Stopwatch:
+        """For work of this device; here that of a host, where work is done when a call returns."""
+        return HostStopwatch(self)
 
     def dtype(self, wanted: str, stored: torch.dtype) -> tuple[torch.dtype, str]:
         """The dtype for weights, and why: `wanted` is a name or `auto`; `stored` is the checkpoint's."""
@@ -116,6 +140,34 @@ class Device(ABC):
     @abstractmethod
     def used_memory(self) -> int:
         """Bytes that this process holds on the device now, page cache not counted."""
+
+    def taken_memory(self) -> int:
+        """Bytes that are taken because of this process, tensors or not; on a card also what other processes took."""
+        return self.used_memory()
+
+
+class HostStopwatch(Stopwatch):
+    """By the device's clock."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.started = self.stopped = 0.0
+
+    def start(self) -> None:
+        """Read the clock."""
+        self.started = self.device.clock()
+
+    def stop(self) -> None:
+        """Read the clock."""
+        self.stopped = self.device.clock()
+
+    def done(self) -> bool:
+        """Nothing is ever queued."""
+        return True
+
+    def seconds(self) -> float:
+        """The time between."""
+        return self.stopped - self.started
 
 
 class CPU(Device):
@@ -225,6 +277,39 @@ class CUDA(Device):
     def used_memory(self) -> int:
         """Bytes of live tensors of this process."""
         return torch.cuda.memory_allocated(self.torch_device)
+
+    def taken_memory(self) -> int:
+        """Live tensors, torch's pools, the context, libraries; and whatever other processes have on the card."""
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return total - free
+
+    def stopwatch(self) -> Stopwatch:
+        """Two events in the current stream."""
+        return EventStopwatch()
+
+
+class EventStopwatch(Stopwatch):
+    """By two CUDA events: the card notes the time when it gets to them."""
+
+    def __init__(self) -> None:
+        self.started, self.stopped = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def start(self) -> None:
+        """Queue the first event."""
+        self.started.record()
+
+    def stop(self) -> None:
+        """Queue the second event."""
+        self.stopped.record()
+
+    def done(self) -> bool:
+        """Whether the card has got to the second event; does not wait."""
+        return self.stopped.query()
+
+    def seconds(self) -> float:
+        """The time between; waits for the second event."""
+        self.stopped.synchronize()
+        return self.started.elapsed_time(self.stopped) / 1000
 
 
 class CapturedGraph(Graph):

@@ -45,6 +45,7 @@ class Timestamps:
     scheduled: float | None = None
     tokens: list[float] = field(default_factory=list)  # when each output token was known
     finished: float | None = None
+    drawing: float | None = None  # no moment: how long the device took to draw the first token from its logits
 
 
 @dataclass(frozen=True)

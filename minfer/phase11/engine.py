@@ -1,0 +1,110 @@
+"""Phase 11's change: `step` is observed. The hooks around it say which of its parts begins, and change nothing."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from minfer.core.batch import ForwardBatch
+from minfer.core.options import option
+from minfer.core.prompts import Params, Prompts
+from minfer.core.sequence import Sequence
+from minfer.phase8 import Engine as PreviousEngine
+from minfer.phase8 import GraphOptions as PreviousOptions
+from minfer.phase11.limits import Limits
+from minfer.phase11.memory import MemoryParts
+from minfer.phase11.observer import Observer
+from minfer.phase11.profile import Profile
+
+
+@dataclass(frozen=True)
+class ProfilingOptions(PreviousOptions):
+    """Phase 11's options."""
+
+    step_log: str | None = option(None, "file that gets a JSON line for each step; the last 4096 are kept anyway")
+
+
+class Engine(PreviousEngine):
+    """Measures every step, and lets torch.profiler look at any run."""
+
+    Options = ProfilingOptions
+    options: ProfilingOptions
+
+    def allocate(self) -> None:
+        """As before; whatever is compiled and recorded now is `warmup_s`, and no request's."""
+        started = self.device.clock()
+        super().allocate()
+        self.device.synchronize()
+        self.warmup_s = self.device.clock() - started
+        self.observer = Observer(self)
+
+    def step(self) -> list[Sequence]:
+        """As before, written down."""
+        with self.stepping:
+            self.observer.begin(self)
+            advanced: list[Sequence] = []
+            try:
+                advanced = super().step()
+            finally:
+                self.observer.end(self, advanced)
+            return advanced
+
+    def prepare(self, sequences: list[Sequence]) -> ForwardBatch:
+        """As before."""
+        self.observer.prepares(sequences)
+        return super().prepare(sequences)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Logits `(R, vocab)` of the batch's rows."""
+        observed = self.observer.forwards()
+        logits = super().forward(batch)
+        if observed:
+            self.observer.forwarded()
+        return logits
+
+    def sample(self, logits: Tensor, sequences: list[Sequence]) -> Tensor:
+        """Logits `(R, vocab)` -> int64 `(R,)`."""
+        observed = self.observer.samples()
+        token_ids = super().sample(logits, sequences)
+        if observed:
+            self.observer.sampled(sequences)
+        return token_ids
+
+    # ---- what was seen -------------------------------------------------------------------------------------------
+
+    def step_lines(self) -> list[dict[str, Any]]:
+        """The last steps, one after another, as plain JSON values; see `StepFacts`."""
+        with self.stepping:
+            return list(self.observer.log.lines())
+
+    def requests(self) -> list[dict[str, Any]]:
+        """The last requests that finished, as plain JSON values; see `Metrics`."""
+        with self.stepping:
+            return self.observer.metrics.rows()
+
+    def metrics(self, limits: Limits | None = None) -> dict[str, Any]:
+        """The figures of those requests, with goodput under `limits`, as plain JSON values; see `Metrics.figures`."""
+        with self.stepping:
+            return {**self.observer.metrics.figures(limits), "warmup_s": self.warmup_s}
+
+    def forget(self) -> None:
+        """Begin log and figures anew: what follows is not mixed with requests that were only there to warm up."""
+        with self.stepping:
+            self.observer = Observer(self)
+
+    def memory(self) -> MemoryParts:
+        """What the engine's memory is taken by, but for activations, which only `profile` measures."""
+        return MemoryParts.of(self)
+
+    def profile(self, prompts: Prompts, params: Params = None, trace: str | Path | None = None) -> Profile:
+        """`generate` under torch.profiler, with a range for each step and each of its parts; `trace`: file for Perfetto.
+
+        Raises what `generate` raises before anything is run; what ends the run later is in the profile's `error`.
+        """
+        sequences = self.sequences(prompts, params)
+        self.observer.laps.tracing = True
+        try:
+            return Profile.of(self, sequences, Path(trace) if trace is not None else None)
+        finally:
+            self.observer.laps.tracing = False
