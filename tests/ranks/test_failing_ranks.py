@@ -10,7 +10,7 @@ from tests.ranks.dying import DIES
 from tests.ranks.processes import children, gone
 
 SECONDS = 20
-TIMEOUT = 4.0
+TIMEOUT = 6.0
 SAID = {
     "raises": "ArithmeticError: planted in a rank",
     "exits": "rank 1 exited with code 7",
