@@ -8,7 +8,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from minfer.core.errors import MinferError
 
-
 MEMORY = "[memory]"
 """The name of a record that says how many bytes were taken, or given back if below 0."""
 

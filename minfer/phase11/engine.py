@@ -12,7 +12,7 @@ from minfer.core.prompts import Params, Prompts
 from minfer.core.sequence import Sequence
 from minfer.phase8 import Engine as PreviousEngine
 from minfer.phase8 import GraphOptions as PreviousOptions
-from minfer.phase11.limits import Limits
+from minfer.phase11.limits import Limits, preset
 from minfer.phase11.memory import MemoryParts
 from minfer.phase11.observer import Observer
 from minfer.phase11.profile import Profile
@@ -83,8 +83,12 @@ class Engine(PreviousEngine):
         with self.stepping:
             return self.observer.metrics.rows()
 
-    def metrics(self, limits: Limits | None = None) -> dict[str, Any]:
-        """The figures of those requests, with goodput under `limits`, as plain JSON values; see `Metrics.figures`."""
+    def metrics(self, limits: Limits | str | None = None) -> dict[str, Any]:
+        """The figures of those requests, as plain JSON values; see `Metrics.figures`.
+
+        `limits`, for goodput: `Limits` or a name in `PRESETS`. Raises `OptionsError` for another name.
+        """
+        limits = preset(limits) if isinstance(limits, str) else limits
         with self.stepping:
             return {**self.observer.metrics.figures(limits), "warmup_s": self.warmup_s}
 
@@ -98,7 +102,7 @@ class Engine(PreviousEngine):
         return MemoryParts.of(self)
 
     def profile(self, prompts: Prompts, params: Params = None, trace: str | Path | None = None) -> Profile:
-        """`generate` under torch.profiler, with a range for each step and each of its parts; `trace`: file for Perfetto.
+        """`generate` under torch.profiler, with a range for each step and each of its parts; `trace`: a file.
 
         Raises what `generate` raises before anything is run; what ends the run later is in the profile's `error`.
         """

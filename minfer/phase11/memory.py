@@ -15,7 +15,7 @@ class MemoryParts:
     kv            the pool of the KV cache, its scratch block too
     buffers       tensors that the model keeps beside its weights, such as rotary tables; the memory of graphs
     activations   the most that steps held above all that lives longer; None: not measured, `Engine.profile` does that
-    runtime       what else is taken: Python, torch and its libraries; on a card its context, torch's reserve, other users
+    runtime       what else is taken: Python, torch, libraries; on a card its context, torch's reserve, other users
     """
 
     weights: int
@@ -43,12 +43,13 @@ def tensor_bytes(model: nn.Module) -> tuple[int, int]:
     weights: dict[int, int] = {}
     others: dict[int, int] = {}
     for module in model.modules():
+        opaque: Any = getattr(module, "kernel", None)
         for name, value in [*vars(module).items(), *module._parameters.items(), *module._buffers.items()]:
             if isinstance(value, Tensor):
                 kept = name in module._parameters or value.layout is not torch.strided  # a packed weight is opaque
                 (weights if kept else others)[_memory(value)] = value.numel() * value.element_size()
             elif name == "packed" and value is not None:
-                weights[id(value)] = module.kernel.opaque_bytes(module)
+                weights[id(value)] = opaque.opaque_bytes(module)
     return sum(weights.values()), sum(nbytes for key, nbytes in others.items() if key not in weights)
 
 

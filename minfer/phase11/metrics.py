@@ -1,5 +1,6 @@
 """Metrics: the latencies of the requests that have finished, in memory that is taken once; and their figures."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,8 @@ class Metrics:
             self.failed += 1
             return
         stamps, tokens = sequence.timestamps, sequence.timestamps.tokens
-        assert stamps.scheduled is not None and stamps.drawing is not None
+        assert stamps.scheduled is not None
+        assert stamps.drawing is not None
         first, queue = ttft(stamps.arrived, tokens), stamps.scheduled - stamps.arrived
         took = tpot(tokens)
         self.requests[self.completed % REQUESTS] = (
@@ -54,13 +56,10 @@ class Metrics:
 
     def rows(self) -> list[dict[str, Any]]:
         """The kept requests in the order in which they finished, as plain JSON values in seconds; tpot may be null."""
-        return [
-            {
-                name: None if value != value else value
-                for name, value in zip(REQUEST.names or (), row.item(), strict=True)
-            }
-            for row in self._kept()
-        ]
+        kept = self._kept()
+        columns = {name: kept[name].tolist() for name in REQUEST.names or ()}
+        columns["tpot"] = [None if math.isnan(took) else took for took in columns["tpot"]]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def figures(self, limits: Limits | None = None) -> dict[str, Any]:
         """The figures of the kept requests as plain JSON values; times in ms, rates per second.
@@ -114,7 +113,8 @@ def _spread(values: np.ndarray) -> dict[str, Any]:
     """Mean, percentiles, greatest and number; null where there are no values. On percentiles see `percentile`."""
     if not len(values):
         return {**dict.fromkeys(("mean", "p50", "p95", "p99", "max")), "count": 0}
-    percentiles = {f"p{percent}": percentile(values, percent) for percent in (50, 95, 99)}
+    each = values.tolist()
+    percentiles = {f"p{percent}": percentile(each, percent) for percent in (50, 95, 99)}
     return {"mean": float(values.mean()), **percentiles, "max": float(values.max()), "count": len(values)}
 
 

@@ -45,7 +45,7 @@ class Profile:
 
     @classmethod
     def of(cls, engine: Any, sequences: list[Sequence], path: Path | None) -> "Profile":
-        """Run `sequences` on `engine`, write the trace to `path`, and return what was seen, also if it failed midway."""
+        """Run `sequences` on `engine`, write the trace to `path`, return what was seen, also if it failed midway."""
         made, device = cls(), engine.device
 
         def whole() -> None:

@@ -1,4 +1,4 @@
-"""StepCost: the arithmetic and the memory traffic that a step cannot do without, from the config and the sizes alone."""
+"""StepCost: the arithmetic and the memory traffic that a step cannot do without, from the config and the sizes."""
 
 from typing import NamedTuple
 
@@ -14,9 +14,9 @@ class Cost(NamedTuple):
 
 
 class StepCost:
-    """Formulas with the model's numbers put in, for N tokens, of which R have logits, over contexts sᵢ with qᵢ of them new.
+    """Formulas with the model's numbers put in: N tokens, of which R have logits, over contexts sᵢ, qᵢ of each new.
 
-    flops      2 · N · (weights of all layers' products) + 2 · R · vocab · hidden + 4 · layers · heads · head_dim · Σ qᵢ·sᵢ
+    flops      2·N·(weights of all layers' products) + 2·R·vocab·hidden + 4·layers·heads·head_dim·Σ qᵢ·sᵢ
                a product of (N, in) and (in, out) is 2 · N · in · out; attention does two over every context, masked or
                not: half of a prompt's are masked out, and computed
     read       all weights once, and the keys and values of Σ sᵢ tokens
