@@ -17,7 +17,7 @@ from torch import Tensor
 
 from minfer.core.errors import CheckpointError
 
-CHANNELS = 1024
+CHANNELS = 128
 """Output channels that are quantised at once."""
 
 Parts = dict[str, Tensor]
