@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from minfer.core.group import Group
-from minfer.phase6 import QuantizedLinear, Scheme
-from minfer.phase6.schemes import PerChannel
+from minfer.phase8 import PerChannel, QuantizedLinear, Scheme
 from minfer.phase10.parallel_layers import RowParallel
 
 

@@ -11,12 +11,13 @@ from minfer.phase5 import PagedKVCache, PagedStep
 from minfer.phase6.engine import Engine, QuantizationOptions
 from minfer.phase6.names import find_scheme
 from minfer.phase6.quantized_linear import QuantizedLinear
-from minfer.phase6.schemes import Scheme
+from minfer.phase6.schemes import PerChannel, Scheme
 
 __all__ = [
     "Engine",
     "PagedKVCache",
     "PagedStep",
+    "PerChannel",
     "QuantizationOptions",
     "QuantizedLinear",
     "Scheme",
