@@ -40,12 +40,17 @@ class Trace:
 
     def write(self, path: Path) -> None:
         """Write Chrome's trace format, zipped if the name ends in .gz. Raises `MinferError` if that cannot be."""
-        if not path.absolute().parent.is_dir():
-            raise MinferError(f"cannot write the trace {path}: there is no folder {path.parent}")
+        check_path(path)
         try:
             self._profiler.export_chrome_trace(str(path))
         except (OSError, RuntimeError) as error:
             raise MinferError(f"cannot write the trace {path}: {error}") from error
+
+
+def check_path(path: Path) -> None:
+    """Raise `MinferError` unless a file of that name can be in a folder that exists."""
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise MinferError(f"cannot write the trace {path}: name a file in a folder that exists")
 
 
 def peak_bytes(records: Iterable[Any], device: str) -> int:

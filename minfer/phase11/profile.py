@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from minfer.core.sequence import Completion, Sequence
-from minfer.core.trace import MEMORY, Trace, peak_bytes
+from minfer.core.trace import MEMORY, Trace, check_path, peak_bytes
 from minfer.phase11.memory import MemoryParts
 
 
@@ -58,6 +58,8 @@ class Profile:
             device.synchronize()
             made.wall_s = device.clock() - started
 
+        if path is not None:
+            check_path(path)
         kind = device.torch_device.type
         trace = Trace.of(whole, kind, memory=True)
         if path is not None:

@@ -1,0 +1,176 @@
+"""The step log: one line for each step, which says what ran, what it cost, and how long its parts took."""
+
+import json
+import warnings
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from minfer.core.errors import MinferError, MinferWarning
+from tests.phase5.serving import Serving
+from tests.phase8.graphs import GraphServing
+from tests.phase11.measured import Measured
+
+PARTS = ("schedule", "prepare", "forward", "sample", "commit")
+
+
+def test_P11_30_a_line_says_what_ran(engine_cls, lab):
+    code, hint = "P11-30", "who was in the step with how many tokens, and how the pool and the queues stood after it"
+    model = lab.model()
+    did = "four requests, chunks of 5, two at once, seven blocks of 4"
+    serving = Serving(engine_cls, lab, model, code, did, hint, block_size=4, num_blocks=7, chunk_size=5, max_batch=2)
+    for length, count in ((9, 9), (6, 12), (3, 2), (7, 4)):
+        serving.submit(lab.prompt(model, length), lab.params(count))
+    preempted = 0
+    while serving.unfinished:
+        had = [len(sequence.output_ids) for sequence in serving.sequences]
+        open_before = len(serving.unfinished)
+        serving.step()
+        state, line = serving.state, serving.engine.step_lines()[-1]
+        json.dumps(line)
+        at = f"step {serving.steps - 1}"
+        serving.equal(line["step"], serving.steps - 1, f"{at}: its number")
+        serving.equal(line["work"], state["step"], f"{at}: work, beside debug_state()")
+        serving.equal(line["tokens"], sum(entry["tokens"] for entry in state["step"]), f"{at}: tokens")
+        drawn = sum(len(s.output_ids) - n for s, n in zip(serving.sequences, had, strict=True))
+        serving.equal(line["rows"], drawn, f"{at}: rows")
+        serving.equal(line["finished"], open_before - len(serving.unfinished), f"{at}: finished")
+        queues = [len(state["running"]), len(state["waiting"])]
+        serving.equal([line["running"], line["waiting"]], queues, f"{at}: running, waiting")
+        serving.equal([line["used_blocks"], line["free_blocks"]], [state["used"], state["free"]], f"{at}: blocks")
+        serving.equal(line["preempted"], state["preemptions"] - preempted, f"{at}: preempted")
+        unused = state["kv"]["allocated"] - state["kv"]["held"]
+        serving.equal(line["unused_slots"], unused, f"{at}: slots of blocks in use that are empty")
+        preempted = state["preemptions"]
+    serving.equal(preempted > 0, True, "looked for preemptions, without which this says little")
+    lines = len(serving.engine.step_lines())
+    serving.engine.step()
+    serving.equal(len(serving.engine.step_lines()), lines, "stepped with nothing to do; counted the lines")
+
+
+def test_P11_31_the_parts_add_up_to_the_step(engine_cls, lab):
+    code, hint = "P11-31", "each part lasts until the next begins; the time of the forward is in `forward`"
+    measured = Measured(engine_cls, lab, [4.0, 2.0, 1.0])
+    measured.run(3, 2)
+    did = "two requests together, forwards of 4, 2, 1 s"
+    for line, cost in zip(measured.engine.step_lines(), (4.0, 2.0, 1.0), strict=True):
+        want = {**dict.fromkeys(PARTS, 0.0), "forward": cost}
+        lab.equal(line["parts"], want, code, f"{did}; looked at the parts of step {line['step']}", hint)
+        lab.equal([line["seconds"], line["device_forward"]], [cost, cost], code, f"{did}; looked at their sum", hint)
+
+
+def test_P11_32_padding_and_graphs(engine_cls, lab):
+    code, hint = "P11-32", "what a graph computes for nobody is padding; a step that is not replayed has none"
+    model = lab.model("qwen2")
+    did = "five requests of different lengths on a card that records graphs"
+    serving = GraphServing(engine_cls, lab, model, code, did, hint, max_batch=5)
+    for length in (3, 4, 5, 6, 7):
+        serving.submit(lab.prompt(model, length), lab.params(length))
+    padded = computed = 0
+    while serving.unfinished:
+        serving.step()
+        line = serving.engine.step_lines()[-1]
+        serving.equal(line["graph"] is not None, bool(serving.replayed), f"step {line['step']}: graph")
+        if line["graph"]:
+            rows = line["graph"][0]
+            serving.equal(line["padded"], rows - line["tokens"], f"step {line['step']}: padded, rows {rows}")
+            padded, computed = padded + line["padded"], computed + rows
+        else:
+            serving.equal(line["padded"], 0, f"step {line['step']}: padded")
+    share = serving.engine.graph_usage()["padded_rows"]
+    serving.equal(round(padded / computed, 9), round(share, 9), "compared the share of padding with graph_usage()")
+    serving.equal(padded > 0, True, "looked for padding, without which this says little")
+
+
+def test_P11_33_operations_and_bytes(engine_cls, lab):
+    code = "P11-33"
+
+    def check(family):
+        hint = "2·N·(weights of the layers) + 2·R·vocab·hidden + 4·layers·heads·head_dim·Σ qᵢ·sᵢ"
+        model = lab.model(family)
+        config = model.config
+        engine = lab.engine(engine_cls, model, block_size=4, num_blocks=30, chunk_size=6)
+        for length in (9, 4):
+            engine.submit(lab.prompt(model, length), lab.params(3))
+        pair = 4 * config.num_layers * config.num_heads * config.head_dim
+        kv = config.kv_numbers_per_token * 8
+        stored = sum(weight.nbytes for weight in engine.model.parameters())
+        steps = (([(0, 6), (0, 4)], 1), ([(6, 3), (4, 1)], 2), ([(9, 1), (5, 1)], 2))  # (held before, computed), rows
+        for spans, rows in steps:
+            engine.step()
+            line = engine.step_lines()[-1]
+            counts, ends = [count for _, count in spans], [start + count for start, count in spans]
+            did = f"{family}: computed {counts} tokens behind {[start for start, _ in spans]}"
+            attention = pair * sum(count * end for count, end in zip(counts, ends, strict=True))
+            want = products(model.module(), sum(counts), rows) + attention
+            lab.equal(line["flops"], float(want), code, f"{did}; looked at flops", hint)
+            got = [line["bytes_read"], line["bytes_written"]]
+            moved = [stored + kv * sum(ends), kv * sum(counts)]
+            lab.equal(got, moved, code, f"{did}; looked at bytes: weights, K and V of contexts; of new tokens", hint)
+
+    lab.each(("llama", "gpt2", "tied", "qwen3"), check)
+
+
+def products(module, tokens, rows):
+    """Operations of the matrix products in a forward of `tokens` tokens with `rows` logits, as torch counts them."""
+    ids = torch.arange(tokens)
+    attention = [lambda q, k, v: q] * module.config.num_layers
+    with FlopCounterMode(display=False) as counter:
+        module(ids, ids, attention, ids[:rows])
+    return counter.get_total_flops()
+
+
+def test_P11_34_the_log_keeps_the_last_steps_in_the_same_memory(engine_cls, lab):
+    code, hint = "P11-34", "an engine that runs for weeks must not grow: overwrite the oldest"
+    measured = Measured(engine_cls, lab, [1.0], answer=[7] * 250, max_position_embeddings=260, num_blocks=80)
+    kept = []
+    for _ in range(30):
+        measured.run(250)
+        kept.append(len(measured.engine.step_lines()))
+        if len(kept) > 1 and kept[-1] == kept[-2]:
+            break
+    did = "generated 250 tokens again and again, at most 30 times"
+    lab.check(kept[-1] == kept[-2] >= 1000, code, did, "at least 1000 lines in the end, and no more", f"{kept}", hint)
+    numbers = [line["step"] for line in measured.engine.step_lines()]
+    total = 250 * len(kept)
+    want = list(range(total - kept[-1], total))
+    lab.equal(numbers, want, code, f"{did}; looked at the numbers of the kept steps", hint)
+    started = [line["started"] for line in measured.engine.step_lines()]
+    lab.equal(started, [float(number) for number in want], code, f"{did}; looked at when they started", hint)
+
+
+def test_P11_35_every_line_is_in_the_file(engine_cls, lab):
+    code, hint = "P11-35", "a line for each step, written when it is known, in the order of the steps"
+    path = lab.new_folder() / "steps.jsonl"
+    measured = Measured(engine_cls, lab, [2.0, 1.0], step_log=str(path), max_batch=1)
+    measured.run(3, 2)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    did = "generated 3 and 2 tokens with step_log; read the file"
+    lab.equal(len(lines), 5, code, f"{did}; counted the lines", hint)
+    untimed = [{key: value for key, value in one.items() if key != "logging"} for one in lines]
+    want = [{key: value for key, value in one.items() if key != "logging"} for one in measured.engine.step_lines()]
+    lab.equal(untimed, want, code, f"{did}; compared it with step_lines()", hint)
+    nowhere = str(path.parent / "nowhere" / "steps.jsonl")
+    did = "made an engine whose step_log is in a folder that does not exist"
+    lab.raises(MinferError, lambda: Measured(engine_cls, lab, step_log=nowhere), code, did, hint)
+
+
+def test_P11_36_a_failed_step_is_written_down_too(engine_cls, lab):
+    code, hint = "P11-36", "the request that failed is counted; the others' latencies are those of the steps they had"
+    for count, completed in ((2, 2), (1, 0)):  # of several each is run again alone, and the failure is there only once
+        measured = Measured(engine_cls, lab, [1.0], fail_at=4)
+        sequences = [measured.submit(4) for _ in range(count)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MinferWarning)
+            measured.drain()
+        figures, lines = measured.engine.metrics(), measured.engine.step_lines()
+        did = f"{count} requests, whose third step fails once"
+        got = [figures["completed"], figures["failed"], sum(line["failed"] for line in lines)]
+        lab.equal(got, [completed, count - completed, count - completed], code, f"{did}; looked at the counts", hint)
+        unknown = [line["step"] for line in lines if line["device_forward"] is None]
+        lab.equal(unknown, [2], code, f"{did}; looked for steps without a time of the device", hint)
+        over = [line["seconds"] - sum(line["parts"].values()) for line in lines]
+        lab.equal(over, [0.0] * len(lines), code, f"{did}; compared the seconds with the parts", hint)
+        ttfts = {row["request"]: row["ttft"] for row in measured.engine.requests()}
+        want = {one.id: one.timestamps.tokens[0] for one in sequences if one.error is None}
+        lab.equal(ttfts, want, code, f"{did}; looked at TTFT", hint)
