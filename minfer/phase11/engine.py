@@ -22,7 +22,7 @@ from minfer.phase11.profile import Profile
 class ProfilingOptions(PreviousOptions):
     """Phase 11's options."""
 
-    step_log: str | None = option(None, "file that gets a JSON line for each step; the last 4096 are kept anyway")
+    step_log: str | None = option(None, "file that gets a JSON line for each step; the last 2048 are kept anyway")
 
 
 class Engine(PreviousEngine):

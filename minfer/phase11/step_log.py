@@ -10,7 +10,7 @@ import numpy as np
 from minfer.core.errors import OptionsError
 from minfer.phase11.laps import PARTS
 
-CAPACITY = 4096
+CAPACITY = 2048
 """Steps that are kept; older ones are overwritten. The file, if there is one, has all."""
 
 KINDS = ("prefill", "decode", "recompute")

@@ -19,6 +19,7 @@ from tests.mutants import (
     phase7,
     phase8,
     phase10,
+    phase11,
 )
 
 MODULES = (
@@ -29,6 +30,7 @@ MODULES = (
     phase7,
     phase8,
     phase10,
+    phase11,
 )
 MUTANTS = [mutant for module in MODULES for mutant in module.MUTANTS.planted]
 PHASES = sorted({mutant.phase for mutant in MUTANTS})

@@ -7,16 +7,16 @@ What these tests ask of an engine, beside what `tests/phase5/serving.py` and `te
     requests()               of each finished request, in the order of their ends: {"request": id, "input_tokens",
                              "output_tokens", "arrived", "queue", "prefill", "first_sample", "ttft", "tpot", "e2e"}, in
                              seconds; tpot is None for one token; queue + prefill + first_sample = ttft
-    metrics(limits=None)     {"completed", "failed", "duration", "input_tokens", "output_tokens", "request_throughput",
-                             "output_throughput", "total_token_throughput", "warmup_s", and of each "ttft_ms", "queue_ms",
-                             "prefill_ms", "first_sample_ms", "tpot_ms", "itl_ms", "e2el_ms", "tokens_per_s_per_user":
-                             {"mean", "p50", "p95", "p99", "max", "count"}}; with limits, "chat", "reading", "answer" or
-                             "all", also "request_goodput" and "met"
+    metrics(limits=None)     {"completed", "failed", "duration", "input_tokens", "output_tokens", "warmup_s",
+                             "request_throughput", "output_throughput", "total_token_throughput"}; and of each of
+                             "ttft_ms", "queue_ms", "prefill_ms", "first_sample_ms", "tpot_ms", "itl_ms", "e2el_ms",
+                             "tokens_per_s_per_user": {"mean", "p50", "p95", "p99", "max", "count"}; with limits,
+                             "chat", "reading", "answer" or "all", also "request_goodput" and "met"
     step_lines()             of each of the last steps, plain JSON values: {"step", "work": [{"id", "tokens", "kind"}],
                              "tokens", "padded", "rows", "finished", "failed", "preempted", "running", "waiting",
-                             "used_blocks", "free_blocks", "unused_slots", "graph": [rows, blocks] or None, "recompiles",
-                             "parts": {"schedule", "prepare", "forward", "sample", "commit"}, "started", "seconds",
-                             "device_forward", "flops", "bytes_read", "bytes_written"}, times in seconds
+                             "used_blocks", "free_blocks", "unused_slots", "graph": [rows, blocks] or None,
+                             "recompiles", "parts": {"schedule", "prepare", "forward", "sample", "commit"}, "started",
+                             "seconds", "device_forward", "flops", "bytes_read", "bytes_written"}, times in seconds
     options.step_log         a file that gets these lines as they come
     memory()                 weights, kv, buffers, activations, runtime, total, in bytes
     profile(prompts, params, trace=None)   completions, wall_s, busy_s, idle_share, error, kernels (each name, calls,

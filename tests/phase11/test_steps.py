@@ -7,6 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from minfer.core.errors import MinferError, MinferWarning
+from minfer.course.compiles import Compiles
 from tests.phase5.serving import Serving
 from tests.phase8.graphs import GraphServing
 from tests.phase11.measured import Measured
@@ -80,6 +81,17 @@ def test_P11_32_padding_and_graphs(engine_cls, lab):
     share = serving.engine.graph_usage()["padded_rows"]
     serving.equal(round(padded / computed, 9), round(share, 9), "compared the share of padding with graph_usage()")
     serving.equal(padded > 0, True, "looked for padding, without which this says little")
+
+
+def test_P11_37_recompiles_are_those_of_the_step(engine_cls, lab):
+    code, hint = "P11-37", "what was compiled when the engine was made is part of its warm-up, not of a step"
+    model = lab.model()
+    engine = lab.engine(engine_cls, model, compiler=Compiles.name)
+    for length in (3, 8, 5):
+        lab.run(engine, [lab.prompt(model, length)], lab.params(3))
+    found = [line["recompiles"] for line in engine.step_lines()]
+    did = "compiled a model, then generated after prompts of 3, 8, 5 tokens; looked at recompiles"
+    lab.equal(found, [0] * 9, code, did, hint)
 
 
 def test_P11_33_operations_and_bytes(engine_cls, lab):
