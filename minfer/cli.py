@@ -25,6 +25,7 @@ SUMMARIES = {
     "quality": "Show what quantisation costs: perplexity, divergence, greedy match.",
     "options": "Show the options of a phase and the sampling parameters.",
     "comm": "Measure how fast ranks talk to each other, and its share of a step.",
+    "profile": "Show where the time and the memory of some requests go.",
     "bench": "Measure phases beside each other and beside their peers.",
 }
 

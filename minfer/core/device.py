@@ -103,6 +103,11 @@ class Device(ABC):
         return self.auto_dtype(stored)
 
     @property
+    def uuid(self) -> str:
+        """The name under which a card's driver knows it; empty elsewhere."""
+        return ""
+
+    @property
     def capability(self) -> tuple[int, int]:
         """CUDA's compute capability, which says what products a card has; (0, 0) elsewhere."""
         return 0, 0
@@ -235,6 +240,11 @@ class CUDA(Device):
         if (device.index or 0) >= count:
             raise DeviceError(f"device {str(device)!r} is not there: torch sees {count} CUDA devices; use --device cpu")
         self.torch_device = torch.device("cuda", device.index if device.index is not None else 0)
+
+    @property
+    def uuid(self) -> str:
+        """Of the card itself: its number here may be another one to the driver."""
+        return f"GPU-{torch.cuda.get_device_properties(self.torch_device).uuid}"
 
     @property
     def capability(self) -> tuple[int, int]:

@@ -93,7 +93,7 @@ class Engine(PreviousEngine):
             return {**self.observer.metrics.figures(limits), "warmup_s": self.warmup_s}
 
     def forget(self) -> None:
-        """Begin log and figures anew: what follows is not mixed with requests that were only there to warm up."""
+        """Begin log, its file and figures anew: what follows is not mixed with requests that were there to warm up."""
         with self.stepping:
             self.observer = Observer(self)
 
