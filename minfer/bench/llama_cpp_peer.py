@@ -1,6 +1,7 @@
 """llama.cpp as a contestant, through the low-level calls of `llama-cpp-python`, on the weights of minfer's model."""
 
 import ctypes
+import importlib
 import time
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,9 @@ UBATCH = 512  # tokens that llama.cpp computes at once: its own default, and min
 def bindings() -> Any:
     """The module of llama.cpp's C functions. Raises `MissingExtra`: it is a peer, no extra of minfer's installs it."""
     try:
-        from llama_cpp import llama_cpp
+        return importlib.import_module("llama_cpp.llama_cpp")
     except ImportError as error:
         raise MissingExtra("llama.cpp is measured through llama-cpp-python: pip install llama-cpp-python") from error
-    return llama_cpp
 
 
 class LlamaCppContestant:
