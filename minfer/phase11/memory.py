@@ -55,4 +55,4 @@ def tensor_bytes(model: nn.Module) -> tuple[int, int]:
 
 def _memory(tensor: Tensor) -> int:
     """The same number for tensors that share their memory."""
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)

@@ -12,6 +12,7 @@ from tests.meta.in_process import grade, names_of
 from tests.mutants.catalogue import MUTANTS, PHASES
 from tests.mutants.correct import VARIANTS as FIRST_VARIANTS
 from tests.mutants.correct6 import VARIANTS as QUANTIZED_VARIANTS
+from tests.mutants.correct11 import VARIANTS as PROFILING_VARIANTS
 from tests.mutants.correct45 import VARIANTS as BATCHED_VARIANTS
 from tests.mutants.probes import outcome
 
@@ -28,7 +29,9 @@ def test_the_mutant_differs_and_its_test_fails(mutant, lab):
 
 
 @pytest.mark.parametrize(
-    "variant", [*FIRST_VARIANTS, *BATCHED_VARIANTS, *QUANTIZED_VARIANTS], ids=lambda variant: variant.name
+    "variant",
+    [*FIRST_VARIANTS, *BATCHED_VARIANTS, *QUANTIZED_VARIANTS, *PROFILING_VARIANTS],
+    ids=lambda variant: variant.name,
 )
 def test_a_right_engine_of_another_make_passes(variant, lab):
     shown = grade(variant.engine_cls, variant.phase, seed=lab.seed)

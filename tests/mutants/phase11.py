@@ -652,7 +652,7 @@ class ReadsNoWeights(OtherCost):
 
 def many_steps(engine_cls, lab):
     measured = Measured(engine_cls, lab, [1.0], answer=[7] * 250, max_position_embeddings=260, num_blocks=80)
-    for _ in range(10):
+    for _ in range(9):
         measured.run(250)
     numbers = [line["step"] for line in measured.engine.step_lines()]
     return len(numbers), numbers[:1], numbers[-1:], measured.engine.step_lines()[0]["started"]

@@ -115,8 +115,8 @@ def test_P11_33_operations_and_bytes(engine_cls, lab):
             did = f"{family}: computed {counts} tokens behind {[start for start, _ in spans]}"
             attention = pair * sum(count * end for count, end in zip(counts, ends, strict=True))
             want = products(model.module(), sum(counts), rows) + attention
-            lab.equal(line["flops"], float(want), code, f"{did}; looked at flops", hint)
-            got = [line["bytes_read"], line["bytes_written"]]
+            lab.equal(int(line["flops"]), want, code, f"{did}; looked at flops", hint)
+            got = [int(line[name]) for name in ("bytes_read", "bytes_written")]
             moved = [stored + kv * sum(ends), kv * sum(counts)]
             lab.equal(got, moved, code, f"{did}; looked at bytes: weights, K and V of contexts; of new tokens", hint)
 
@@ -136,12 +136,12 @@ def test_P11_34_the_log_keeps_the_last_steps_in_the_same_memory(engine_cls, lab)
     code, hint = "P11-34", "an engine that runs for weeks must not grow: overwrite the oldest"
     measured = Measured(engine_cls, lab, [1.0], answer=[7] * 250, max_position_embeddings=260, num_blocks=80)
     kept = []
-    for _ in range(30):
+    for _ in range(12):
         measured.run(250)
         kept.append(len(measured.engine.step_lines()))
         if len(kept) > 1 and kept[-1] == kept[-2]:
             break
-    did = "generated 250 tokens again and again, at most 30 times"
+    did = "generated 250 tokens again and again, at most 12 times"
     lab.check(kept[-1] == kept[-2] >= 1000, code, did, "at least 1000 lines in the end, and no more", f"{kept}", hint)
     numbers = [line["step"] for line in measured.engine.step_lines()]
     total = 250 * len(kept)
