@@ -50,7 +50,7 @@ def _times(axes: Any, number: np.ndarray, steps: np.ndarray) -> None:
     for part, colour in PARTS.items():
         axes.bar(number, 1000 * steps[part], 1.0, bottom=below, color=colour, label=part)
         below = below + 1000 * steps[part]
-    most = 1.15 * max(float(np.percentile(below, 95)), 0.5 * float(below.max()) if len(steps) < 20 else 0.0)
+    most = 1.3 * max(float(np.percentile(below, 95)), 0.5 * float(below.max()) if len(steps) < 20 else 0.0)
     for place in np.flatnonzero(below > most):
         axes.text(place, most, f"{below[place]:.1f}", ha="center", va="bottom", fontsize=7)
     axes.set(ylabel="ms on the host", ylim=(0, most))
