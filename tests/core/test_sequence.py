@@ -130,9 +130,9 @@ def test_without_a_tokenizer_ids_and_end_tokens_work_and_the_text_is_empty():
 
 def test_timestamps_are_those_of_the_clock_in_the_order_of_events():
     sequence = start(arrived=0.5)
-    assert dataclasses.astuple(sequence.timestamps) == (0.5, None, [], None)
+    assert dataclasses.astuple(sequence.timestamps) == (0.5, None, [], None, None)
     feed(sequence, "ab", EOS)
-    assert dataclasses.astuple(sequence.completion().timestamps) == (0.5, None, [1.0, 2.0, 3.0], 3.0)
+    assert dataclasses.astuple(sequence.completion().timestamps) == (0.5, None, [1.0, 2.0, 3.0], 3.0, None)
     assert start(max_tokens=0, arrived=0.5).timestamps.finished == 0.5
 
 
