@@ -1,14 +1,12 @@
 """ClockedDevice: a device whose time is prescribed, so that what an engine measures can be known beforehand."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from minfer.core.attention import Attention
 from minfer.core.device import CPU, Graph, Stopwatch
-from minfer.course.counting import READS
+from minfer.course.counting import OnHostRead
 
 
 class ClockedDevice(CPU):
@@ -82,23 +80,16 @@ class ClockedStopwatch(Stopwatch):
         return self.stopped - self.started
 
 
-class ReadsWait(TorchFunctionMode):
+class ReadsWait(OnHostRead):
     """While entered, reading a tensor's values makes the host wait for the device."""
 
     def __init__(self, device: ClockedDevice) -> None:
         super().__init__()
         self.device = device
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func in READS:
-            self.device.catch_up()
-        return func(*args, **(kwargs or {}))
+    def read(self, name: str) -> None:
+        """Wait."""
+        self.device.catch_up()
 
 
 class Costly(nn.Module):

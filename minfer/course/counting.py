@@ -21,7 +21,26 @@ READS: dict[Callable[..., Any], str] = {
 """What makes the host wait for the device: the values, or how many there are, must be known."""
 
 
-class HostReads(TorchFunctionMode):
+class OnHostRead(TorchFunctionMode):
+    """Calls `read`, while entered, before each call that reads a tensor's values on the host."""
+
+    def read(self, name: str) -> None:
+        """`name`: how the values are read, as `READS` has it."""
+        raise NotImplementedError
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in READS:
+            self.read(READS[func])
+        return func(*args, **(kwargs or {}))
+
+
+class HostReads(OnHostRead):
     """Counts, while entered, the calls that read a tensor's values on the host; each of them makes a GPU wait.
 
     They are counted as they are called, so a CPU shows what a GPU would do.
@@ -36,16 +55,9 @@ class HostReads(TorchFunctionMode):
         """How many there were."""
         return sum(self.calls.values())
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func in READS:
-            self.calls[READS[func]] += 1
-        return func(*args, **(kwargs or {}))
+    def read(self, name: str) -> None:
+        """Count it."""
+        self.calls[name] += 1
 
 
 class LiveBytes(TorchDispatchMode):

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from minfer.core.device import CPU, Graph
-from minfer.course.counting import READS
+from minfer.course.counting import OnHostRead
 
 
 class SimulatedDevice(CPU):
@@ -159,16 +158,9 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-class NoHostReads(TorchFunctionMode):
+class NoHostReads(OnHostRead):
     """Refuses, while entered, to read a value on the host: while a card records, there is none."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func in READS:
-            raise RuntimeError(f"{READS[func]} reads a value on the host while a graph is recorded: it has none yet")
-        return func(*args, **(kwargs or {}))
+    def read(self, name: str) -> None:
+        """Raise `RuntimeError`."""
+        raise RuntimeError(f"{name} reads a value on the host while a graph is recorded: it has none yet")
