@@ -69,8 +69,7 @@ def generate(
     _check_together(prompt, chat, system, file, out)
     recording = _recording(picture, show_run, file)
     options = given_values(options_class(NEWEST_PHASE), flags)
-    phase = max([SERVING_PHASE, *map(first_phase, options)]) if phase is None else phase
-    _refuse_unknown(options, phase)
+    phase = _chosen(phase, options)
     given = given_values(SamplingParams, flags)
     params = SamplingParams(**given)
     messages = [{"role": "system", "content": system}] if system is not None else []
@@ -122,8 +121,10 @@ def _show_recording(recording: Recording | None, picture: Path | None, show_run:
         draw(recording, picture, title)
 
 
-def _refuse_unknown(options: dict[str, Any], phase: int) -> None:
-    """Raise `OptionsError` for an engine option that `phase` does not have."""
+def _chosen(phase: int | None, options: dict[str, Any]) -> int:
+    """The phase asked for, or the default. Raises `OptionsError` for an engine option that it does not have."""
+    if phase is None:
+        return max([SERVING_PHASE, *map(first_phase, options)])
     valid = option_fields(phase)
     for name in options:
         if name not in valid:
@@ -132,6 +133,7 @@ def _refuse_unknown(options: dict[str, Any], phase: int) -> None:
                 f"phase {phase} has no {flag}: it comes with phase {first_phase(name)}; "
                 f"phase {phase} has {', '.join(map(flag_name, valid.values()))}"
             )
+    return phase
 
 
 def _prompt_text(prompt: str | None, model: str) -> str:
