@@ -4,14 +4,13 @@ A line of a `.jsonl` file is an object with one of `prompt` (text), `messages` (
 and any field of `SamplingParams`.
 """
 
-import difflib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from minfer.core.errors import MinferError, RequestError
+from minfer.core.errors import MinferError, RequestError, did_you_mean
 from minfer.core.params import SamplingParams
 
 PROMPT_KEYS = ("prompt", "messages", "prompt_ids")
@@ -73,9 +72,8 @@ def _parse_json(line: str, to_prompt: Callable[[str], Any]) -> tuple[Any, dict[s
     values = _read_object(line)
     for key in values:
         if key not in PROMPT_KEYS + PARAM_KEYS:
-            close = difflib.get_close_matches(key, PROMPT_KEYS + PARAM_KEYS, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise RequestError(f"unknown key {key!r}{hint}; known are {', '.join(PROMPT_KEYS + PARAM_KEYS)}")
+            known = PROMPT_KEYS + PARAM_KEYS
+            raise RequestError(f"unknown key {key!r}{did_you_mean(key, known, 1)}; known are {', '.join(known)}")
     kinds = [key for key in PROMPT_KEYS if key in values]
     if len(kinds) != 1:
         found = " and ".join(kinds) or "none"

@@ -6,11 +6,10 @@ it is on (T4, L4, A10, L40S), as NVIDIA's CUDA C++ Best Practices Guide says. Wh
 take of it is not subtracted here.
 """
 
-import difflib
 import re
 from dataclasses import dataclass
 
-from minfer.core.errors import DeviceError
+from minfer.core.errors import DeviceError, did_you_mean
 
 MIB = 2**20
 
@@ -62,8 +61,7 @@ def find_card(name: str) -> Card:
         if wanted == _plain(card.name):
             return card
     close = [known for known in CARDS if wanted and _plain(known).startswith(wanted)]
-    close = close or difflib.get_close_matches(name.lower(), list(CARDS), n=3)
-    hint = f" (did you mean {' or '.join(close)}?)" if close else ""
+    hint = f" (did you mean {' or '.join(close)}?)" if close else did_you_mean(name.lower(), CARDS)
     raise DeviceError(f"card {name!r} is unknown{hint}; known: {', '.join(CARDS)}; or give its memory in GB")
 
 

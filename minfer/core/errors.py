@@ -4,6 +4,9 @@ Every message says what was wrong, with the numbers, and what to do next. The co
 as one line and exits with code 2; anything else is a bug in minfer and keeps its traceback.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class MinferError(ValueError):
     """Base of all errors that a user can cause and mend."""
@@ -39,3 +42,9 @@ class MissingExtra(MinferError, ImportError):
 
 class MinferWarning(UserWarning):
     """Something harmless today that a user should know: an ignored key, a fallback that was taken."""
+
+
+def did_you_mean(name: str, valid: Iterable[str], most: int = 3) -> str:
+    """ " (did you mean A or B?)", of the up to `most` valid names that are spelt alike, or nothing."""
+    close = difflib.get_close_matches(name, sorted(valid), n=most, cutoff=0.5)
+    return f" (did you mean {' or '.join(close)}?)" if close else ""

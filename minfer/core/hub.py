@@ -1,13 +1,12 @@
 """Names of models -> folders: the embedded one, those pulled before, and any folder."""
 
-import difflib
 import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from minfer.core.errors import CheckpointError
+from minfer.core.errors import CheckpointError, did_you_mean
 from minfer.core.published import SHAPES
 
 EMBEDDED = "tiny"
@@ -98,11 +97,10 @@ def _unknown(name: str) -> str:
         return f"{name} has no folder: it is made of random weights, not read from files"
     names = [model.name for model in installed()]
     candidates = {*names, PULLABLE, *(RANDOM + shape for shape in SHAPES)}
-    close = difflib.get_close_matches(name, sorted(candidates), n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(close)}?" if close else "."
+    hint = did_you_mean(name, candidates)
     pull = name if "/" in name and NAME.fullmatch(name) else PULLABLE
     return (
-        f"no model {name!r}: it is neither a folder nor a name known here ({', '.join(names) or 'none yet'}){hint} "
+        f"no model {name!r}: it is neither a folder nor a name known here ({', '.join(names) or 'none yet'}){hint}. "
         f"Get one with: minfer pull {pull}"
     )
 

@@ -3,11 +3,10 @@
 The command line makes its flags and its help from the fields, so a field is an option everywhere at once.
 """
 
-import difflib
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from minfer.core.errors import OptionsError
+from minfer.core.errors import OptionsError, did_you_mean
 
 Options = TypeVar("Options", bound="EngineOptions")
 
@@ -48,7 +47,7 @@ def make_options(kind: type[Options], values: dict[str, Any]) -> Options:
     valid = [known.name for known in fields(kind)]
     for name in values:
         if name not in valid:
-            close = difflib.get_close_matches(name, valid, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise OptionsError(f"unknown option {name!r}{hint}; valid options: {', '.join(valid)}")
+            raise OptionsError(
+                f"unknown option {name!r}{did_you_mean(name, valid, 1)}; valid options: {', '.join(valid)}"
+            )
     return kind(**values)

@@ -5,7 +5,6 @@ seed and the parameter's name only, not on device or dtype: a block of at most `
 CPU for each tensor and repeated over it, which fills seven billion parameters in seconds and moves 4 MB per tensor.
 """
 
-import difflib
 import hashlib
 from dataclasses import dataclass
 from math import prod
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from minfer.core.checkpoint import Checkpoint, LoadableModel, TensorSource
 from minfer.core.config import ModelConfig
 from minfer.core.device import DTYPES
-from minfer.core.errors import CheckpointError
+from minfer.core.errors import CheckpointError, did_you_mean
 from minfer.core.hub import RANDOM
 from minfer.core.published import ALIASES, SHAPES
 
@@ -35,9 +34,8 @@ def random_config(model: str) -> ModelConfig:
     shape = model.removeprefix(RANDOM)
     facts = SHAPES.get(ALIASES.get(shape, shape))
     if facts is None:
-        close = difflib.get_close_matches(shape, [*SHAPES, *ALIASES], n=3, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(close)}?" if close else "."
-        raise CheckpointError(f"no shape {shape!r} for {RANDOM}<shape>{hint} There are {', '.join(SHAPES)}")
+        hint = did_you_mean(shape, [*SHAPES, *ALIASES])
+        raise CheckpointError(f"no shape {shape!r} for {RANDOM}<shape>{hint}. There are {', '.join(SHAPES)}")
     return ModelConfig.from_dict(facts)
 
 

@@ -1,9 +1,8 @@
 """WeightFormat: what one weight costs, and what its scales cost beside it."""
 
-import difflib
 from dataclasses import dataclass
 
-from minfer.core.errors import OptionsError
+from minfer.core.errors import OptionsError, did_you_mean
 
 SCALE_BYTES = 2  # scales and zero points are kept in bfloat16
 
@@ -56,7 +55,6 @@ def find_format(name: str) -> WeightFormat:
     """The format of that name. Raises `OptionsError` that lists them."""
     known = FORMATS.get(ALIASES.get(name, name))
     if known is None:
-        close = difflib.get_close_matches(name, [*FORMATS, *ALIASES], n=2, cutoff=0.5)
-        hint = f" (did you mean {' or '.join(close)}?)" if close else ""
-        raise OptionsError(f"dtype {name!r} is unknown{hint}; weights can be {', '.join([*FORMATS, *ALIASES])}")
+        names = [*FORMATS, *ALIASES]
+        raise OptionsError(f"dtype {name!r} is unknown{did_you_mean(name, names)}; weights can be {', '.join(names)}")
     return known

@@ -1,9 +1,8 @@
 """Names of schemes, as options and files give them."""
 
-import difflib
 from collections.abc import Callable
 
-from minfer.core.errors import OptionsError
+from minfer.core.errors import OptionsError, did_you_mean
 from minfer.phase6.int4 import GROUP_SIZES, Int4
 from minfer.phase6.schemes import Float8, Half, Int8, Scheme
 
@@ -19,9 +18,9 @@ SCHEMES: dict[str, Callable[[int], Scheme]] = {
 def find_scheme(name: str, group_size: int = GROUP_SIZES[0]) -> Scheme:
     """The scheme of that name. Raises `OptionsError` that lists them, or the group sizes."""
     if name not in SCHEMES:
-        close = difflib.get_close_matches(str(name), SCHEMES, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise OptionsError(f"quantization {name!r} is unknown{hint}: use {', '.join(SCHEMES)}")
+        raise OptionsError(
+            f"quantization {name!r} is unknown{did_you_mean(str(name), SCHEMES, 1)}: use {', '.join(SCHEMES)}"
+        )
     if group_size not in GROUP_SIZES:
         raise OptionsError(f"group_size = {group_size!r}: use {', '.join(map(str, GROUP_SIZES))}")
     return SCHEMES[name](group_size)

@@ -98,7 +98,7 @@ OPTIONS = {
     "an unknown option": (
         {"contxt": 3},
         OptionsError,
-        "unknown option 'contxt' (did you mean 'context'?); valid options",
+        "unknown option 'contxt' (did you mean context?); valid options",
     ),
     "no room for a token": ({"context": 1}, OptionsError, "context = 1: give an integer of at least 2"),
     "a context as text": ({"context": "8"}, OptionsError, "context = '8': give an integer of at least 2"),
@@ -126,7 +126,7 @@ OPTIONS = {
 MODELS = {
     "an unknown name": ("nowhere", "no model 'nowhere': it is neither a folder nor a name known here"),
     "a folder that is not there": ("/no/such/folder", "no model '/no/such/folder': it is neither a folder nor a name"),
-    "an unknown shape": ("random:llama9", "no shape 'llama9' for random:<shape>; did you mean "),
+    "an unknown shape": ("random:llama9", "no shape 'llama9' for random:<shape> (did you mean "),
     "nothing": (None, "a model is a name or a folder, not None"),
     "an empty name": ("", "no model '': it is neither a folder nor a name known here"),
 }

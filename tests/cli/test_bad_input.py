@@ -56,7 +56,7 @@ BAD_LINES = [
     ({"prompt_ids": []}, "prompt_ids is []: it must be a list of token ids"),
     ({"messages": "hi"}, 'messages is "hi": it must be a list of chat messages'),
     ({"messages": [{"role": "user"}]}, "content"),
-    ({"prompt": "a", "temprature": 1}, "unknown key 'temprature' (did you mean 'temperature'?)"),
+    ({"prompt": "a", "temprature": 1}, "unknown key 'temprature' (did you mean temperature?)"),
     ({"prompt": "a", "temperature": "hot"}, "temperature is 'hot': it must be a finite number"),
     ({"prompt": "a", "logit_bias": {"x": 1}}, "a token id in logit_bias is 'x'"),
     ({"prompt": "a", "logit_bias": [1]}, "logit_bias is [1]: it must be a mapping"),

@@ -36,7 +36,7 @@ def test_an_unknown_option_is_refused_with_the_near_one_and_all_valid_ones(phase
     with pytest.raises(OptionsError) as caught:
         engine_class(phase).load("tiny", contxt=5)
     valid = ", ".join(known.name for known in fields(kind))
-    assert str(caught.value) == f"unknown option 'contxt' (did you mean 'context'?); valid options: {valid}"
+    assert str(caught.value) == f"unknown option 'contxt' (did you mean context?); valid options: {valid}"
 
 
 def test_a_name_that_is_near_to_none_gets_no_suggestion():
