@@ -45,6 +45,6 @@ class MinferWarning(UserWarning):
 
 
 def did_you_mean(name: str, valid: Iterable[str], most: int = 3) -> str:
-    """ " (did you mean A or B?)", of the up to `most` valid names that are spelt alike, or nothing."""
+    """The hint " (did you mean A or B?)" of up to `most` valid names that are spelt alike, or nothing."""
     close = difflib.get_close_matches(name, sorted(valid), n=most, cutoff=0.5)
     return f" (did you mean {' or '.join(close)}?)" if close else ""

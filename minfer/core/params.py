@@ -93,7 +93,7 @@ class SamplingParams:
     )
     stop_token_ids: Sequence[int] = field(default=(), metadata={"help": "token ids that end the text"})
     ignore_eos: bool = field(default=False, metadata={"help": "go on after the model's own end tokens"})
-    n: int = _number(1, "how many completions to make of the prompt", int, 1)
+    n: int = _number(1, "how many completions to make of the prompt", int, 1, 1024)
     logprobs: int | None = _number(
         None, "report each output token's log-probability and that many alternatives", int, 0, none="no report"
     )

@@ -35,6 +35,7 @@ SAMPLING = {
         "min_tokens is 4, more than max_tokens, which is 3",
     ),
     "no sample": ({"n": 0}, "n is 0: it must be a whole number of at least 1"),
+    "a million samples": ({"n": 10**6}, "n is 1000000: it must be a whole number of at least 1 and at most 1024"),
     "a seed as text": ({"seed": "x"}, "seed is 'x': it must be a whole number, or None (a new one)"),
     "an empty stop string": ({"stop": ["a", ""]}, "stop is ['a', '']: an empty string would stop every text"),
     "a stop string that is a number": ({"stop": 5}, "stop is 5: it must be a string or a list of strings"),
