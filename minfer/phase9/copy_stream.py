@@ -32,10 +32,9 @@ class CopyStream:
         self.pages = cycle([device.pinned((most,), torch.int64) for _ in range(2)])  # one is read, one is on its way
 
     def to_host(self, numbers: Tensor) -> Arrival:
-        """Send int64 `(n,)`, which the current stream makes; its memory is not reused before they are sent."""
+        """Send int64 `(n,)`, which the current stream makes; whoever asks keeps them until they have arrived."""
         page = next(self.pages)[: len(numbers)]
         self.stream.follow(self.device.current_stream().moment())
         with self.stream:
             page.copy_(numbers, non_blocking=True)
-        self.stream.uses(numbers)
         return Arrival(page, self.stream.moment())

@@ -130,9 +130,6 @@ class HostStream(Stream):
     def follow(self, moment: Moment) -> None:
         """It does."""
 
-    def uses(self, tensor: Tensor) -> None:
-        """The work is done."""
-
 
 def _proc_bytes(path: str, key: str) -> int | None:
     """A `key   123 kB` line of a /proc file in bytes; None where there is no such file or line."""

@@ -171,7 +171,3 @@ class CUDAStream(Stream):
         """The card waits, the host does not."""
         assert isinstance(moment, CUDAMoment)
         self.stream.wait_event(moment.event)
-
-    def uses(self, tensor: Tensor) -> None:
-        """Tell torch's allocator, which would give the memory to the stream that it was made on."""
-        tensor.record_stream(self.stream)

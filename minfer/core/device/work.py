@@ -2,8 +2,6 @@
 
 from abc import ABC, abstractmethod
 
-from torch import Tensor
-
 
 class Graph(ABC):
     """Work that was recorded once and is done again as a whole, on the same memory, without asking Python."""
@@ -60,7 +58,3 @@ class Stream(ABC):
     @abstractmethod
     def follow(self, moment: Moment) -> None:
         """What is queued here from now on is done after `moment`, which may be another stream's."""
-
-    @abstractmethod
-    def uses(self, tensor: Tensor) -> None:
-        """The queued work needs memory of another stream: it is not given to anybody before that work is done."""
