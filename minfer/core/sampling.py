@@ -21,6 +21,7 @@ from torch import Tensor
 from minfer.core.errors import MinferError
 from minfer.core.filters import min_p_mask, top_k_mask, top_p_mask
 from minfer.core.params import SamplingParams
+from minfer.core.upload import upload
 
 INVALID = -1  # the "id" of a row whose logits hold NaN or +inf: found on the device, reported once the ids are read
 
@@ -42,7 +43,11 @@ class Samplable(Protocol):
 
     @property
     def output_ids(self) -> list[int]:
-        """The tokens generated so far."""
+        """The tokens generated so far, as far as the host knows them."""
+
+    @property
+    def num_drawn(self) -> int:
+        """How many were drawn so far, known or not."""
 
     @property
     def end_ids(self) -> tuple[int, ...]:
@@ -71,7 +76,7 @@ def sample(logits: Tensor, sequences: Sequence[Samplable]) -> Tensor:
     if len(rows) == len(sequences):
         return _choose(logits.to(dtype, copy=True), sequences)
     ids = _likeliest(logits)[0]
-    index = _on_device(rows, logits.device)
+    index = upload(rows, logits.device)
     ids[index] = _choose(logits.index_select(0, index).to(dtype), [sequences[row] for row in rows])
     return ids
 
@@ -86,13 +91,18 @@ def check_sampled(ids: Iterable[int]) -> None:
             )
 
 
+def needs_history(params: SamplingParams) -> bool:
+    """Whether a draw depends on which tokens were drawn before it, which the host must know then."""
+    return params.repetition_penalty != 1 or bool(params.presence_penalty or params.frequency_penalty)
+
+
 def _is_plain(sequence: Samplable) -> bool:
     params = sequence.params
     return (
         params.is_greedy
-        and params.repetition_penalty == 1
-        and not (params.presence_penalty or params.frequency_penalty or params.logit_bias)
-        and len(sequence.output_ids) >= params.min_tokens
+        and not needs_history(params)
+        and not params.logit_bias
+        and sequence.num_drawn >= params.min_tokens
     )
 
 
@@ -112,7 +122,7 @@ def _choose(scores: Tensor, sequences: Sequence[Samplable]) -> Tensor:
     weights = _weights(scores, best, [sequence.params for sequence in sequences])
     cumulative = weights.double().cumsum_(-1)
     total = cumulative[:, -1:]
-    points = [uniform(s.seed, len(s.prompt_ids) + len(s.output_ids)) for s in sequences]
+    points = [uniform(s.seed, len(s.prompt_ids) + s.num_drawn) for s in sequences]
     drawn = torch.searchsorted(cumulative, _column(points, cumulative) * total, right=True)
     return torch.where(total > 0, drawn, greedy.unsqueeze(1)).squeeze(1)  # no weight, or NaN: nothing to draw from
 
@@ -138,7 +148,7 @@ def _additions(sequence: Samplable) -> dict[int, float]:
         for token_id, count in Counter(sequence.output_ids).items():
             penalty = params.presence_penalty + params.frequency_penalty * count
             added[token_id] = added.get(token_id, 0.0) - penalty
-    if len(sequence.output_ids) < params.min_tokens:
+    if sequence.num_drawn < params.min_tokens:
         added.update(dict.fromkeys(sequence.end_ids, -math.inf))
     return added
 
@@ -160,24 +170,20 @@ def _weights(scores: Tensor, best: Tensor, params: Sequence[SamplingParams]) -> 
     top_k = {row: one.top_k for row, one in enumerate(params) if 0 < one.top_k < vocab_size}
     top_p = {row: one.top_p for row, one in enumerate(params) if one.top_p < 1}
     if top_k:  # by the scores: a high temperature makes different scores equal weights
-        k_rows = _on_device(list(top_k), scores.device)
+        k_rows = upload(list(top_k), scores.device)
         k_mask = top_k_mask(scores.index_select(0, k_rows), list(top_k.values()))
     temperature = _column([min(one.temperature, 1e30) for one in params], scores)  # float32 holds no more than 3e38
     weights = scores.sub_(best.unsqueeze(1)).div_(temperature).exp_()
     if top_k:
         weights.index_copy_(0, k_rows, k_mask.mul_(weights.index_select(0, k_rows)))
     if top_p:
-        p_rows = _on_device(list(top_p), scores.device)
+        p_rows = upload(list(top_p), scores.device)
         kept = weights.index_select(0, p_rows)
         kept.mul_(top_p_mask(kept, _column(list(top_p.values()), scores)))
         weights.index_copy_(0, p_rows, kept)
     if any(one.min_p for one in params):
         weights.mul_(min_p_mask(weights, _column([one.min_p for one in params], scores)))
     return weights
-
-
-def _on_device(values: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
@@ -190,7 +196,7 @@ def _entries(table: dict[int, dict[int, float]], like: Tensor) -> tuple[Tensor, 
     rows = [row for row, entries in table.items() for _ in entries]
     ids = [token_id for entries in table.values() for token_id in entries]
     values = [value for entries in table.values() for value in entries.values()]
-    return _on_device(rows, like.device), _on_device(ids, like.device), _column(values, like).squeeze(1)
+    return upload(rows, like.device), upload(ids, like.device), _column(values, like).squeeze(1)
 
 
 @dataclass(frozen=True)
@@ -221,7 +227,7 @@ def _token_logprobs(logits: Tensor, ids: Sequence[int], k: Sequence[int]) -> lis
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
     vocab_size = scores.shape[1]
     norm = scores.logsumexp(-1, keepdim=True)
-    chosen = _on_device(ids, scores.device).unsqueeze(1)
+    chosen = upload(ids, scores.device).unsqueeze(1)
     own = scores.gather(1, chosen)
     before = torch.arange(vocab_size, device=scores.device) < chosen
     rank = ((scores > own) | ((scores == own) & before)).sum(-1) + 1

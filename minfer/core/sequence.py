@@ -92,6 +92,7 @@ class Sequence:
         self.token_ids = list(prompt_ids)
         self.num_cached = 0
         self.num_scheduled = 0  # tokens that the step in hand puts into the cache
+        self.num_pending = 0  # tokens that launched steps have drawn and the host has not read: they follow token_ids
         self.seed = sample_seed(params.seed, index)
         self.end_ids = (() if params.ignore_eos else eos_token_ids) + tuple(params.stop_token_ids)
         self.status = Status.WAITING
@@ -112,6 +113,21 @@ class Sequence:
     def num_prompt(self) -> int:
         """Tokens of the prompt."""
         return len(self.prompt_ids)
+
+    @property
+    def num_drawn(self) -> int:
+        """Tokens of the answer, pending ones included: the place of the next to be drawn."""
+        return len(self.output_ids) + self.num_pending
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and answer, pending ones included."""
+        return self.num_prompt + self.num_drawn
+
+    @property
+    def length_reached(self) -> bool:
+        """Whether no further token may be drawn, whatever the pending ones are."""
+        return self.num_tokens >= self.max_length
 
     @property
     def finished(self) -> bool:
@@ -140,6 +156,16 @@ class Sequence:
         if not self.finished and len(self.token_ids) >= self.max_length:
             self.finish(FinishReason.LENGTH, now)
 
+    def known_ids(self, start: int, end: int) -> list[int]:
+        """The tokens from position `start` up to `end`; 0 for pending ones."""
+        known = self.token_ids[start:end]
+        return known + [0] * (end - start - len(known))
+
+    def forget_pending(self) -> None:
+        """Pending tokens, and what was noted of them, never were: they are drawn again, and are the same then."""
+        self.num_pending = 0
+        del self.logprobs[len(self.output_ids) :]
+
     def finish(self, reason: FinishReason, now: float) -> None:
         """End the request: release the text that was held back; idempotent."""
         if self.finished:
@@ -167,7 +193,7 @@ class Sequence:
             prompt_ids=self.prompt_ids,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
-            logprobs=self.logprobs if self.params.logprobs is not None else None,
+            logprobs=self.logprobs[: len(self.output_ids)] if self.params.logprobs is not None else None,
             prompt_logprobs=self.prompt_logprobs,
             timestamps=self.timestamps,
             index=self.index,

@@ -1,6 +1,7 @@
 """ClockedDevice: a device whose time is prescribed, so that what an engine measures can be known beforehand."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -87,7 +88,7 @@ class ReadsWait(OnHostRead):
         super().__init__()
         self.device = device
 
-    def read(self, name: str) -> None:
+    def read(self, name: str, values: Any) -> None:
         """Wait."""
         self.device.catch_up()
 

@@ -24,8 +24,8 @@ READS: dict[Callable[..., Any], str] = {
 class OnHostRead(TorchFunctionMode):
     """Calls `read`, while entered, before each call that reads a tensor's values on the host."""
 
-    def read(self, name: str) -> None:
-        """`name`: how the values are read, as `READS` has it."""
+    def read(self, name: str, values: Any) -> None:
+        """`name`: how they are read, as `READS` has it; `values`: what is read, a tensor in most cases."""
         raise NotImplementedError
 
     def __torch_function__(
@@ -36,7 +36,7 @@ class OnHostRead(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func in READS:
-            self.read(READS[func])
+            self.read(READS[func], args[0] if args else None)
         return func(*args, **(kwargs or {}))
 
 
@@ -55,7 +55,7 @@ class HostReads(OnHostRead):
         """How many there were."""
         return sum(self.calls.values())
 
-    def read(self, name: str) -> None:
+    def read(self, name: str, values: Any) -> None:
         """Count it."""
         self.calls[name] += 1
 

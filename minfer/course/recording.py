@@ -28,8 +28,8 @@ class Record:
     """Whether the model was in training mode (dropout on) when it was called."""
 
     def rows(self, sequence: Sequence, width: int) -> np.ndarray:
-        """The sequence's logits, `(steps, width)`."""
-        rows = self.logits[sequence.id]
+        """The logits that the sequence's tokens were drawn from, `(tokens, width)`; of draws thrown away, none."""
+        rows = self.logits[sequence.id][: len(sequence.output_ids)]
         return torch.stack(rows).cpu().numpy() if rows else np.empty((0, width))
 
 

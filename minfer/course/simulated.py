@@ -2,24 +2,30 @@
 
 A graph is recorded as a card records it: as operations on addresses. So a replay does not see what Python has rebound
 since, finds in the memory of its graphs whatever another has left there, and fails where a buffer is gone.
+Streams go their own ways while the device is watched (see `streams`); elsewhere all is done at once, as on a CPU.
 
-    engine_cls(model, tokenizer, Options(device=SimulatedDevice()))
+    device = SimulatedDevice()
+    engine = engine_cls(model, tokenizer, Options(device=device))
+    with device.watching():
+        engine.generate(...)
+    device.ordering.races                       # what came in no order, by name
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from minfer.core.device import CPU, Graph
+from minfer.core.device import CPU, Graph, Stream
 from minfer.course.counting import OnHostRead
+from minfer.course.operations import Address, Operation, poison, storage_id
+from minfer.course.ordering import HOST, Access, Clock, Ordering, merge
+from minfer.course.streams import MAIN, ReadsOf, SimulatedMoment, SimulatedStream, Watch
 
 
 class SimulatedDevice(CPU):
@@ -30,10 +36,67 @@ class SimulatedDevice(CPU):
         self.graphs: weakref.WeakSet[SimulatedGraph] = weakref.WeakSet()
         self.captures = 0
         self.replays = 0
+        self.host_clock: Clock = {HOST: 0}
+        self.main = SimulatedStream(self, MAIN)
+        self.streams = [self.main]
+        self.entered: list[SimulatedStream] = []
+        self.host_memory: dict[int, torch.UntypedStorage] = {}
+        self.ordering = Ordering()
+        self.synchronizations = 0  # of the whole device
+        self.waits = 0  # of the host, for anything
+        self.stalls = 0  # those of them after which the model's stream had nothing left to do
 
     def free_memory(self) -> int:
         """As given, whatever is allocated."""
         return super().free_memory() if self.free is None else self.free
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """In this context work is queued on streams, and it is seen who waits for what."""
+        with ReadsOf(self), Watch(self):
+            yield
+
+    @property
+    def current(self) -> SimulatedStream:
+        """The stream that work goes to now."""
+        return self.entered[-1] if self.entered else self.main
+
+    def current_stream(self) -> Stream:
+        """The same, as engines know it."""
+        return self.current
+
+    def stream(self) -> Stream:
+        """One more."""
+        self.streams.append(SimulatedStream(self, f"stream {len(self.streams)}"))
+        return self.streams[-1]
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory of the host, with nothing in it that anybody could take for a result."""
+        made = torch.full(shape, poison(dtype), dtype=dtype)
+        self.host_memory[storage_id(made)] = made.untyped_storage()
+        return made
+
+    def is_host_memory(self, tensor: Tensor) -> bool:
+        """Whether it is pinned, or was made of what is."""
+        return storage_id(tensor) in self.host_memory
+
+    def host_begins(self, what: str) -> Access:
+        """The host does something itself, at once."""
+        self.host_clock[HOST] += 1
+        return Access(what, HOST, self.host_clock[HOST])
+
+    def host_waits(self, clock: Clock) -> None:
+        """The host goes on when all that `clock` covers is done."""
+        self.waits += 1
+        self.stalls += clock.get(MAIN, 0) >= self.main.clock[MAIN]
+        merge(self.host_clock, clock)
+        SimulatedMoment(self, clock).come()
+
+    def synchronize(self) -> None:
+        """Wait for all streams."""
+        self.synchronizations += 1
+        for stream in self.streams:
+            self.host_waits(stream.clock)
 
     def graph(self, work: Callable[[], None], beside: Graph | None = None) -> Graph:
         """Warm up, then record. All graphs share one memory, whether they say so or not: that is the harder case."""
@@ -71,56 +134,6 @@ class SimulatedGraph(Graph):
                 tensor.fill_(poison(tensor.dtype))
 
 
-def poison(dtype: torch.dtype) -> float | int | bool:
-    """What nobody can take for a result: NaN, the largest integer, True."""
-    if dtype.is_floating_point:
-        return torch.nan
-    return True if dtype == torch.bool else torch.iinfo(dtype).max
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where a tensor lies that was there before the recording; it does not keep it alive."""
-
-    storage: StorageWeakRef
-    offset: int
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> "Address":
-        """The address of `tensor`."""
-        storage = StorageWeakRef(tensor.untyped_storage())
-        return cls(storage, int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype)
-
-    def tensor(self) -> Tensor:
-        """What lies there now. Raises `RuntimeError` if the memory was freed."""
-        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
-        if storage is None:
-            raise RuntimeError(
-                f"a graph reads freed memory: the {self.dtype} tensor of shape {tuple(self.shape)} that it was "
-                "recorded with is gone: keep the buffers, and change what is in them"
-            )
-        return torch.empty(0, dtype=self.dtype).set_(storage, self.offset, self.shape, self.stride)
-
-
-@dataclass
-class Operation:
-    """One recorded operation: its inputs by address, or as the tensors that the graph itself has made."""
-
-    function: Callable[..., Any]
-    inputs: tuple[tuple[Any, ...], Mapping[str, Any]]  # positional, and by name
-    made: list[tuple[int, Tensor]]  # place among the results, and the memory that it goes to
-
-    def repeat(self) -> None:
-        """Do it again, with what its inputs hold now."""
-        args, kwargs = tree_map_only(Address, Address.tensor, self.inputs)
-        results = tree_leaves(self.function(*args, **kwargs))
-        for place, memory in self.made:
-            memory.copy_(results[place])
-
-
 class Tape(TorchDispatchMode):
     """Records, while entered, the operations of torch."""
 
@@ -138,29 +151,25 @@ class Tape(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         recorded = tree_map_only(Tensor, self._place, (args, kwargs or {}))
-        given = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        given = {storage_id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         results = func(*args, **(kwargs or {}))
         made = [
             (place, result)
             for place, result in enumerate(tree_leaves(results))
-            if isinstance(result, Tensor) and _storage(result) not in given
+            if isinstance(result, Tensor) and storage_id(result) not in given
         ]
         self.operations.append(Operation(func, recorded, made))
         self.made += [result for _, result in made]
-        self.own |= {_storage(result) for _, result in made}
+        self.own |= {storage_id(result) for _, result in made}
         return results
 
     def _place(self, tensor: Tensor) -> Tensor | Address:
-        return tensor if _storage(tensor) in self.own else Address.of(tensor)
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+        return tensor if storage_id(tensor) in self.own else Address.of(tensor)
 
 
 class NoHostReads(OnHostRead):
     """Refuses, while entered, to read a value on the host: while a card records, there is none."""
 
-    def read(self, name: str) -> None:
+    def read(self, name: str, values: Any) -> None:
         """Raise `RuntimeError`."""
         raise RuntimeError(f"{name} reads a value on the host while a graph is recorded: it has none yet")

@@ -4,49 +4,21 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from minfer.core.batch import ForwardBatch
 from minfer.core.errors import MinferWarning, OptionsError, RequestError
-from minfer.core.options import at_least, option
 from minfer.core.prompts import Params, Prompt, Prompts
 from minfer.core.sequence import FinishReason, Sequence
-from minfer.phase4 import BatchOptions, KVUsage
+from minfer.core.upload import upload
 from minfer.phase4 import Engine as Phase4Engine
+from minfer.phase4 import KVUsage
 from minfer.phase5.block_allocator import BlockAllocator
+from minfer.phase5.options import PagedOptions
 from minfer.phase5.paged_kv_cache import PagedKVCache, Span
 from minfer.phase5.scheduler import Limits, Scheduler
 from minfer.phase5.state import debug_state, kv_usage
-
-
-@dataclass(frozen=True)
-class PagedOptions(BatchOptions):
-    """Phase 5's options."""
-
-    block_size: int = option(16, "tokens in a block of the KV cache")
-    num_blocks: int | None = option(None, "blocks in the pool; default: see memory_share")
-    memory_share: float = option(0.5, "most of the free memory that the pool may take, unless num_blocks is given")
-    token_budget: int = option(512, "most tokens in one step, decodes and prompt chunks together")
-    chunk_size: int | None = option(None, "most tokens of one prompt in one step; default: the token budget")
-    share_prefixes: bool = option(True, "whether requests that begin alike share the blocks of that beginning")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, "block_size", 1)
-        at_least(self, "token_budget", 1)
-        if self.token_budget < self.max_batch:
-            raise OptionsError(
-                f"token_budget = {self.token_budget} is below max_batch = {self.max_batch}: every running request "
-                "needs its token in each step"
-            )
-        for name in ("num_blocks", "chunk_size"):
-            if getattr(self, name) is not None:
-                at_least(self, name, 1)
-        if not 0 < self.memory_share <= 1:
-            raise OptionsError(f"memory_share = {self.memory_share}: give a number above 0 and at most 1")
+from minfer.phase5.step import Step
 
 
 class Engine(Phase4Engine):
@@ -54,6 +26,8 @@ class Engine(Phase4Engine):
 
     Options = PagedOptions
     options: PagedOptions
+
+    step_type: type[Step] = Step
 
     def allocate(self) -> None:
         """The pool, the queues, and a lock: one step at a time, whoever calls it."""
@@ -70,7 +44,8 @@ class Engine(Phase4Engine):
         limits = Limits(options.block_size, options.max_batch, options.token_budget, chunk, options.share_prefixes)
         self.scheduler = Scheduler(BlockAllocator(blocks), limits)
         self.inbox: deque[Sequence] = deque()
-        self.scheduled: list[Sequence] = []  # in the last step, and how many tokens of each
+        self.launched: deque[Step] = deque()  # whose tokens have not been taken in
+        self.scheduled: list[Sequence] = []  # in the step that was launched last, and how many tokens of each
         self.counts: list[int] = []
         self.stepping = threading.RLock()
         self.in_step = False
@@ -151,33 +126,56 @@ class Engine(Phase4Engine):
         with self.stepping:
             self.in_step = True
             try:
-                return self._step()
+                return self.advance()
             finally:
                 self.in_step = False
                 while self.leaving:
                     self.abort(self.leaving.popleft())
 
-    def _step(self) -> list[Sequence]:
+    def advance(self) -> list[Sequence]:
+        """What a step does, a hook of later phases: launch, if there is anything to do, and land."""
+        self.launch_next()
+        return self.land() if self.launched else []
+
+    def launch_next(self) -> None:
+        """Schedule a step and give it to the device, if anybody can advance; what goes wrong is told when it lands."""
         self._take_in()
-        self.scheduled = self.scheduler.schedule()
-        self.counts = [sequence.num_scheduled for sequence in self.scheduled]
-        if not self.scheduled:
-            return []
+        step = self.step_type(self.scheduler.schedule())
+        if not step.scheduled:
+            return
+        self.scheduled = step.scheduled
+        self.counts = [sequence.num_scheduled for sequence in step.scheduled]
+        self.launched.append(step)
         try:
             self.cache.zero(self.scheduler.fresh)
             self.scheduler.fresh.clear()
-            for sequence in self.scheduled:
+            for sequence in step.scheduled:
                 if sequence.timestamps.scheduled is None:  # else it was preempted and comes back
                     self.start(sequence)
-            advanced = self.execute(self.scheduled)
+            step.drawing, step.token_ids = self.launch(step.scheduled)
         except Exception as error:
-            advanced = self._fail(error)
+            step.error = error
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def land(self) -> list[Sequence]:
+        """Take in what the oldest launched step has drawn. Returns the sequences that got a token or failed."""
+        step = self.launched[0]
+        try:
+            if step.error is not None:
+                raise step.error
+            self.commit(step.drawing, step.token_ids)
+            self.launched.popleft()
+            advanced = step.drawing
+        except Exception as error:
+            advanced = self._fail(step, error)
         except BaseException:
             self._roll_back()
             raise
         for sequence in advanced:
             self.scheduler.acquit(sequence)
-        for sequence in self.scheduled:
+        for sequence in step.scheduled:
             if sequence.finished:
                 self.release(sequence)
         return advanced
@@ -192,23 +190,26 @@ class Engine(Phase4Engine):
         while self.inbox:
             self.scheduler.add(self.inbox.popleft())
 
-    def _fail(self, error: Exception) -> list[Sequence]:
+    def _fail(self, step: Step, error: Exception) -> list[Sequence]:
         """A step has raised: end its request if there was only one, else find the culprit."""
         self._roll_back()
-        count = len(self.scheduled)
+        count = len(step.scheduled)
         if count > 1:
             said = f"a step of {count} requests failed ({type(error).__name__}: {error}): each is run alone to find why"
-            warnings.warn(said, MinferWarning, stacklevel=5)
+            warnings.warn(said, MinferWarning, stacklevel=6)
         else:
-            (sequence,) = self.scheduled
+            (sequence,) = step.scheduled
             sequence.error = error
             sequence.finish(FinishReason.ABORT, self.device.clock())
-        return [sequence for sequence in self.scheduled if sequence.finished]
+        return [sequence for sequence in step.scheduled if sequence.finished]
 
     def _roll_back(self) -> None:
-        self.scheduler.roll_back(self.scheduled)
-        for sequence in self.scheduled:
-            del sequence.logprobs[len(sequence.output_ids) :]
+        """Undo every step that was launched and has not landed."""
+        sequences = list(dict.fromkeys(sequence for step in self.launched for sequence in step.scheduled))
+        self.launched.clear()
+        self.scheduler.roll_back(sequences)
+        for sequence in sequences:
+            sequence.forget_pending()
             if not sequence.output_ids:
                 sequence.timestamps.scheduled = None  # it starts anew, since its prompt may not have been scored
 
@@ -224,18 +225,16 @@ class Engine(Phase4Engine):
         for sequence in ordered:
             span = Span(sequence.num_cached, sequence.num_scheduled, self.scheduler.tables[sequence.id])
             spans.append(span)
-            flat[0].extend(sequence.token_ids[span.start : span.end])
+            flat[0].extend(sequence.known_ids(span.start, span.end))
             flat[1].extend(range(span.start, span.end))
             flat[2].extend(span.slots(self.cache.block_size))
-            if span.end == len(sequence.token_ids):  # else the prompt goes on in the next step: nothing to draw yet
+            if span.end == sequence.num_tokens:  # else the prompt goes on in the next step: nothing to draw yet
                 rows.append(len(flat[0]) - 1)
                 drawing.append(sequence)
         device = self.device.torch_device
-        input_ids, positions, slots = torch.tensor(flat, device=device)
+        input_ids, positions, slots = upload(flat, device)
         attention = self.cache.begin(spans, positions, slots)
-        return ForwardBatch(
-            input_ids, positions, attention, torch.tensor(rows, device=device, dtype=torch.int64), drawing
-        )
+        return ForwardBatch(input_ids, positions, attention, upload(rows, device), drawing)
 
     def debug_state(self) -> dict[str, Any]:
         """What the scheduler and the pool hold now, as plain JSON values; see `state.debug_state`."""

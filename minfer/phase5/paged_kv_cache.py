@@ -11,6 +11,7 @@ from torch import Tensor
 
 from minfer.core.attention import Attention, Visible, attend, causal_mask
 from minfer.core.config import ModelConfig
+from minfer.core.upload import upload
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class PagedKVCache:
     def zero(self, blocks: list[int]) -> None:
         """Empty these blocks, which are about to be filled anew: what a failed step left there may be NaN."""
         if blocks:
-            self.pool.index_fill_(2, torch.tensor(blocks, device=self.pool.device), 0)
+            self.pool.index_fill_(2, upload(blocks, self.pool.device), 0)
 
     def begin(self, spans: list[Span], positions: Tensor, slots: Tensor) -> list[Attention]:
         """Start a step that brings `spans`, those of one token first; `positions`, `slots` int64 `(N,)` of all tokens.
@@ -91,11 +92,11 @@ class PagedKVCache:
         first = len(decodes)
         for span in spans[len(decodes) :]:
             rows = slice(first, first + span.count)
-            table = torch.tensor(span.table, device=slots.device) if span.start else None
+            table = upload(span.table, slots.device) if span.start else None
             segments.append(self.segment(rows, positions[rows], table))
             first = rows.stop
         masks = self.decode_masks(positions[: len(decodes)], width * self.block_size) if decodes else {}
-        self.step = PagedStep(slots, torch.tensor(tables, device=slots.device, dtype=torch.int64), masks, segments)
+        self.step = PagedStep(slots, upload(tables, slots.device), masks, segments)
         return list(self.layers)
 
     def decode_masks(self, positions: Tensor, width: int) -> dict[int | None, Tensor]:

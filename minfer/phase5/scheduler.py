@@ -30,7 +30,7 @@ class Scheduler:
 
     Invariants: `running` then `waiting` is in order of arrival, unless suspects are run alone after a failure; a
     sequence has a table exactly while it runs; its table has the blocks of its first `num_cached + num_scheduled`
-    tokens.
+    tokens. Of a sequence at most one token is pending when it is scheduled.
     """
 
     def __init__(self, allocator: BlockAllocator, limits: Limits) -> None:
@@ -63,7 +63,9 @@ class Scheduler:
         budget = self.limits.token_budget
         for place, sequence in enumerate(list(self.running)):
             behind = len(self.running) - place - 1
-            if sequence.status is Status.RUNNING and self._grow(sequence, budget - behind):  # else: preempted
+            if sequence.length_reached or sequence.status is not Status.RUNNING:  # its last is pending; preempted
+                continue
+            if self._grow(sequence, budget - behind):
                 scheduled.append(sequence)
                 budget -= sequence.num_scheduled
         while self.waiting and budget > 0 and len(self.running) < self.limits.max_batch:
@@ -155,8 +157,10 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, budget: int) -> bool:
         """Admit the head of the queue if there are blocks for all that it has to compute."""
+        if sequence.length_reached:
+            return False
         shared = self._shared_prefix(sequence)
-        missing = self.blocks_for(len(sequence.token_ids)) - len(shared)
+        missing = self.blocks_for(sequence.num_tokens) - len(shared)
         if missing > self.allocator.num_free:
             for block in reversed(shared):
                 self.allocator.release(block)
@@ -176,7 +180,7 @@ class Scheduler:
         """Blocks that hold the sequence's first tokens already; never all of them: one token at least is computed."""
         shared: list[int] = []
         if self.limits.share_prefixes:
-            full = (len(sequence.token_ids) - 1) // self.block_size
+            full = (sequence.num_tokens - 1) // self.block_size
             for content in self._contents(sequence, full):
                 block = self.allocator.share(content)
                 if block is None:
@@ -185,13 +189,17 @@ class Scheduler:
         return shared
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
-        return min(len(sequence.token_ids) - sequence.num_cached, self.limits.chunk_size, budget)
+        return min(sequence.num_tokens - sequence.num_cached, self.limits.chunk_size, budget)
 
     def _schedule(self, sequence: Sequence, count: int) -> None:
-        """Note the step's tokens, and publish the blocks that it fills: all layers store before they read."""
+        """Note the step's tokens, and publish the blocks that it fills: all layers store before they read.
+
+        A block with a pending token is published one step later, when it is known what the block holds.
+        """
         sequence.num_scheduled = count
         if self.limits.share_prefixes:
-            first, full = sequence.num_cached // self.block_size, (sequence.num_cached + count) // self.block_size
+            known = min(sequence.num_cached + count, len(sequence.token_ids))
+            first, full = max(0, sequence.num_cached - 1) // self.block_size, known // self.block_size
             table, contents = self.tables[sequence.id], self._contents(sequence, full)
             for index in range(first, full):
                 self.allocator.publish(table[index], contents[index])

@@ -7,7 +7,7 @@ Costs     Quality: `minfer quality` shows perplexity, divergence and the greedy 
 Loses     With many rows at once, which are bound by arithmetic; and where only dequantise-and-multiply serves.
 """
 
-from minfer.phase5 import PagedKVCache, PagedStep
+from minfer.phase5 import PagedKVCache, PagedStep, Step
 from minfer.phase6.engine import Engine, QuantizationOptions
 from minfer.phase6.names import find_scheme
 from minfer.phase6.quantized_linear import QuantizedLinear
@@ -21,5 +21,6 @@ __all__ = [
     "QuantizationOptions",
     "QuantizedLinear",
     "Scheme",
+    "Step",
     "find_scheme",
 ]

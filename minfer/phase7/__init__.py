@@ -7,7 +7,7 @@ Costs     Seconds of compiling when the engine is made; a C++ compiler (CPU) or 
 Loses     When an engine lives only for a few tokens, and for long prompts, where the products are all that matters.
 """
 
-from minfer.phase6 import PagedKVCache, PagedStep, PerChannel, QuantizedLinear, Scheme, find_scheme
+from minfer.phase6 import PagedKVCache, PagedStep, PerChannel, QuantizedLinear, Scheme, Step, find_scheme
 from minfer.phase7.compilation import Compilation
 from minfer.phase7.engine import Engine, FusionOptions
 from minfer.phase7.fused_model import FusedModel
@@ -22,5 +22,6 @@ __all__ = [
     "PerChannel",
     "QuantizedLinear",
     "Scheme",
+    "Step",
     "find_scheme",
 ]

@@ -9,7 +9,7 @@ Loses     In prefills and mixed steps, which run as before; with large models an
           launches; on a CPU, which has no launches to save and computes the padding all the same (graph_batch=0).
 """
 
-from minfer.phase7 import PagedStep, PerChannel, QuantizedLinear, Scheme, find_scheme
+from minfer.phase7 import PagedStep, PerChannel, QuantizedLinear, Scheme, Step, find_scheme
 from minfer.phase8.buckets import Bucket, Buckets
 from minfer.phase8.decode_graphs import DecodeGraphs
 from minfer.phase8.engine import Engine, GraphOptions
@@ -26,5 +26,6 @@ __all__ = [
     "PerChannel",
     "QuantizedLinear",
     "Scheme",
+    "Step",
     "find_scheme",
 ]

@@ -17,6 +17,10 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     end_ids: tuple[int, ...] = ()
 
+    @property
+    def num_drawn(self):
+        return len(self.output_ids)
+
 
 def request(seed=0, prompt=(0,), output=(), end=(), **params):
     return Request(SamplingParams(**params), seed, list(prompt), list(output), tuple(end))

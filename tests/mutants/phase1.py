@@ -141,4 +141,4 @@ class DropoutOn(Engine):
 
 @plant("P1-13", modes)
 class GradientsOn(Engine):
-    execute = Engine.execute.__wrapped__
+    launch = Engine.launch.__wrapped__

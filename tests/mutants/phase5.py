@@ -161,10 +161,10 @@ def failing(engine_cls, lab):
 
 @plant("P5-02", failing)
 class LeaksAtErrors(OtherParts):
-    def _fail(self, error):
+    def _fail(self, step, error):
         for sequence in self.scheduled:
             self.scheduler.tables.pop(sequence.id, None)
-        return super()._fail(error)
+        return super()._fail(step, error)
 
 
 # ---- what is read ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,27 @@
+"""Phase 9, streams: host, model and copies work beside each other, each on a queue of its own.
+
+Problem   Between two steps the card waits while the host reads tokens, makes text of them, and schedules.
+Idea      Launch step t + 1 before the tokens of step t are read: it takes them on the device, where they were drawn;
+          the host learns of them by a copy on a second stream, while the card computes.
+Costs     An end is noticed one step late: the row that was computed for nothing is thrown away.
+Loses     On a CPU, where nothing runs beside the host. With large batches or models, whose steps outlast the host's
+          work by far. With penalties or log-probabilities, whose steps must wait for the host (`overlap_usage` says).
+"""
+
+from minfer.phase8 import PagedStep, PerChannel, QuantizedLinear, Scheme, find_scheme
+from minfer.phase9.copy_stream import CopyStream
+from minfer.phase9.engine import Engine
+from minfer.phase9.flight import Flight
+from minfer.phase9.usage import OverlapUsage
+
+__all__ = [
+    "CopyStream",
+    "Engine",
+    "Flight",
+    "OverlapUsage",
+    "PagedStep",
+    "PerChannel",
+    "QuantizedLinear",
+    "Scheme",
+    "find_scheme",
+]
