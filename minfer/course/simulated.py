@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from minfer.core.device import CPU, Graph
 from minfer.course.counting import OnHostRead
@@ -54,21 +53,26 @@ class SimulatedGraph(Graph):
             modes.enter_context(self.tape)
             modes.enter_context(NoHostReads())
             work()
+        self.is_spoilt = False
         self.spoil()
 
     def replay(self) -> None:
         """Do the operations again, after all that graphs have made is spoilt: other replays use that memory too."""
         for graph in self.device.graphs:
             graph.spoil()
+        self.is_spoilt = False
         self.device.replays += 1
         for operation in self.tape.operations:
             operation.repeat()
 
     def spoil(self) -> None:
-        """Overwrite all that this graph has made."""
+        """Overwrite all that this graph has made, unless that was done since its last replay."""
+        if self.is_spoilt:
+            return
         with torch.inference_mode():
             for tensor in self.tape.made:
                 tensor.fill_(poison(tensor.dtype))
+        self.is_spoilt = True
 
 
 def poison(dtype: torch.dtype) -> float | int | bool:
@@ -115,10 +119,26 @@ class Operation:
 
     def repeat(self) -> None:
         """Do it again, with what its inputs hold now."""
-        args, kwargs = tree_map_only(Address, Address.tensor, self.inputs)
-        results = tree_leaves(self.function(*args, **kwargs))
+        args, kwargs = exchanged(self.inputs, Address, Address.tensor)
+        results = listed(self.function(*args, **kwargs))
         for place, memory in self.made:
             memory.copy_(results[place])
+
+
+def exchanged(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """`value` with `change` of every `kind` in it, as deep as torch nests what it gives to an operation."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return [exchanged(one, kind, change) for one in value]
+    if isinstance(value, dict):
+        return {name: exchanged(one, kind, change) for name, one in value.items()}
+    return value
+
+
+def listed(results: Any) -> list[Any]:
+    """What an operation returns: one result, or several."""
+    return list(results) if isinstance(results, list | tuple) else [results]
 
 
 class Tape(TorchDispatchMode):
@@ -137,12 +157,12 @@ class Tape(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        recorded = tree_map_only(Tensor, self._place, (args, kwargs or {}))
-        given = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        given: set[int] = set()
+        recorded = exchanged((args, kwargs or {}), Tensor, lambda tensor: self._place(tensor, given))
         results = func(*args, **(kwargs or {}))
         made = [
             (place, result)
-            for place, result in enumerate(tree_leaves(results))
+            for place, result in enumerate(listed(results))
             if isinstance(result, Tensor) and _storage(result) not in given
         ]
         self.operations.append(Operation(func, recorded, made))
@@ -150,7 +170,8 @@ class Tape(TorchDispatchMode):
         self.own |= {_storage(result) for _, result in made}
         return results
 
-    def _place(self, tensor: Tensor) -> Tensor | Address:
+    def _place(self, tensor: Tensor, given: set[int]) -> Tensor | Address:
+        given.add(_storage(tensor))
         return tensor if _storage(tensor) in self.own else Address.of(tensor)
 
 
