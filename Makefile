@@ -1,5 +1,5 @@
 # make demo    set up, then generate text from the embedded model
-# make test    set up, then run the whole test suite
+# make test    set up, then run the whole test suite, in WORKERS processes (2)
 # make lint    style and types
 # make setup   only set up: .venv with minfer and all that tests and notebooks need
 #
@@ -11,6 +11,7 @@ PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
+WORKERS ?= 2
 PROMPT := KING RICHARD:
 
 .PHONY: demo test lint setup
@@ -21,7 +22,7 @@ demo: $(VENV)/.core
 	@$(BIN)/minfer generate '$(PROMPT)' --max-tokens 120 --temperature 0.7 --seed 1
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 def poison(dtype: torch.dtype) -> float | int | bool:
@@ -54,8 +53,8 @@ class Operation:
 
     def repeat(self) -> None:
         """Do it again, with what its inputs hold now."""
-        args, kwargs = tree_map_only(Address, Address.tensor, self.inputs)
-        results = tree_leaves(self.function(*args, **kwargs))
+        args, kwargs = exchanged(self.inputs, Address, Address.tensor)
+        results = listed(self.function(*args, **kwargs))
         for place, memory in self.made:
             memory.copy_(results[place])
 
@@ -63,3 +62,19 @@ class Operation:
 def storage_id(tensor: Tensor) -> int:
     """Of the memory behind a tensor, as long as it is alive."""
     return tensor.untyped_storage()._cdata
+
+
+def exchanged(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """`value` with `change` of every `kind` in it, as deep as torch nests what it gives to an operation."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return [exchanged(one, kind, change) for one in value]
+    if isinstance(value, dict):
+        return {name: exchanged(one, kind, change) for name, one in value.items()}
+    return value
+
+
+def listed(results: Any) -> list[Any]:
+    """What an operation returns: one result, or several."""
+    return list(results) if isinstance(results, list | tuple) else [results]

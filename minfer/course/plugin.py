@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from minfer.course.lab import Lab
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is first imported, so not later than here
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores already; likewise read when torch is
 
 DEFAULT_SEED = 17
 GRADING = pytest.StashKey[Grading]()

@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from minfer.core.device import CPU, Graph, Stream
 from minfer.course.counting import OnHostRead
-from minfer.course.operations import Address, Operation, poison, storage_id
+from minfer.course.operations import Address, Operation, exchanged, listed, poison, storage_id
 from minfer.course.ordering import HOST, Access, Clock, Ordering, merge
 from minfer.course.streams import MAIN, ReadsOf, SimulatedMoment, SimulatedStream, Watch
 
@@ -117,21 +116,26 @@ class SimulatedGraph(Graph):
             modes.enter_context(self.tape)
             modes.enter_context(NoHostReads())
             work()
+        self.is_spoilt = False
         self.spoil()
 
     def replay(self) -> None:
         """Do the operations again, after all that graphs have made is spoilt: other replays use that memory too."""
         for graph in self.device.graphs:
             graph.spoil()
+        self.is_spoilt = False
         self.device.replays += 1
         for operation in self.tape.operations:
             operation.repeat()
 
     def spoil(self) -> None:
-        """Overwrite all that this graph has made."""
+        """Overwrite all that this graph has made, unless that was done since its last replay."""
+        if self.is_spoilt:
+            return
         with torch.inference_mode():
             for tensor in self.tape.made:
                 tensor.fill_(poison(tensor.dtype))
+        self.is_spoilt = True
 
 
 class Tape(TorchDispatchMode):
@@ -150,12 +154,12 @@ class Tape(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        recorded = tree_map_only(Tensor, self._place, (args, kwargs or {}))
-        given = {storage_id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        given: set[int] = set()
+        recorded = exchanged((args, kwargs or {}), Tensor, lambda tensor: self._place(tensor, given))
         results = func(*args, **(kwargs or {}))
         made = [
             (place, result)
-            for place, result in enumerate(tree_leaves(results))
+            for place, result in enumerate(listed(results))
             if isinstance(result, Tensor) and storage_id(result) not in given
         ]
         self.operations.append(Operation(func, recorded, made))
@@ -163,7 +167,8 @@ class Tape(TorchDispatchMode):
         self.own |= {storage_id(result) for _, result in made}
         return results
 
-    def _place(self, tensor: Tensor) -> Tensor | Address:
+    def _place(self, tensor: Tensor, given: set[int]) -> Tensor | Address:
+        given.add(storage_id(tensor))
         return tensor if storage_id(tensor) in self.own else Address.of(tensor)
 
 
