@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from minfer.course.operations import storage_id
 
 HOST = "the host"
+EMPTY = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default, torch.ops.aten.new_empty.default)
 Clock = dict[str, int]
 
 
@@ -90,9 +92,11 @@ class Ordering:
 def accesses(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], results: Any
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors that an operation of torch has read, and those that it has written or made; none if it only views."""
+    """What an operation of torch has read, and what it has written: nothing, if it only views or makes room."""
     reads: list[Tensor] = []
     writes: list[Tensor] = []
+    if function in EMPTY:
+        return [], []
     arguments = function._schema.arguments  # type: ignore[attr-defined]
     given = {argument.name: value for argument, value in zip(arguments, args, strict=False)} | dict(kwargs)
     for argument in arguments:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import nn
 
@@ -54,8 +55,8 @@ class Engine(Phase5Engine):
         """As before; a checkpoint that `minfer quantize` wrote keeps its codes."""
         if checkpoint.config.quantization is None:
             return super().build_model(checkpoint, options)
-        device = Device.get(options.device)
-        return build_stored(checkpoint, device, device.dtype(options.dtype, checkpoint.dtype)[0])
+        dtype, _ = Device.get(options.device).dtype(options.dtype, checkpoint.dtype)
+        return build_stored(checkpoint, dtype, partial(cls.home, config=checkpoint.config, options=options))
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         """Quantise what is not yet; then give each layer the kernel for this device and dtype."""

@@ -93,10 +93,16 @@ class QuantizedLinear(nn.Module):
         self.packed = packed
 
     def pack(self, device: Device, rows: torch.dtype) -> None:
-        """Choose the kernel for rows of that dtype and put the weight into the storage that it wants."""
+        """Choose the kernel for rows of that dtype and put the weight into the storage that it wants.
+
+        That is made on the device, of one layer at a time, and kept where the weight is.
+        """
         self.unpack()
+        home = self.codes.device
         kernel = choose(self, device, rows)
-        self.hold(*kernel.pack(self))
+        self.hold(_moved(self.held(), device.torch_device))
+        parts, packed = kernel.pack(self)
+        self.hold(_moved(parts, home), packed)
         self.kernel = kernel
 
     def unpack(self) -> None:
@@ -145,6 +151,10 @@ class QuantizedLinear(nn.Module):
     def extra_repr(self) -> str:
         """For `print(model)`."""
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.scheme}, {self.kernel.name}"
+
+
+def _moved(parts: Parts, device: torch.device) -> Parts:
+    return {name: part.to(device) for name, part in parts.items()}
 
 
 def frozen(tensor: Tensor) -> nn.Parameter:

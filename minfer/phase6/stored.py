@@ -1,10 +1,11 @@
 """Models that are stored quantised: built on `meta`, and filled with the codes as they are in the files."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 from minfer.core.checkpoint import Checkpoint
-from minfer.core.device import Device
 from minfer.core.gpt2 import GPT2
 from minfer.core.model import Transformer
 from minfer.core.models import skeleton
@@ -27,13 +28,13 @@ def quantized_skeleton(checkpoint: Checkpoint) -> Transformer | GPT2:
     return model
 
 
-def build_stored(checkpoint: Checkpoint, device: Device, dtype: torch.dtype) -> nn.Module:
-    """The model on the device: codes and scales as stored, all else in `dtype`. Raises `CheckpointError`."""
+def build_stored(checkpoint: Checkpoint, dtype: torch.dtype, home: Callable[[str], torch.device]) -> nn.Module:
+    """The model, parameters in their homes: codes and scales as stored, all else in `dtype`. Raises `CheckpointError`."""
     model = quantized_skeleton(checkpoint)
     for name, source in checkpoint.plan(model).items():
         owner, leaf = owner_of(model, name)
         as_stored = isinstance(owner, QuantizedLinear) and leaf != "bias"
-        setattr(owner, leaf, frozen(source.read(None if as_stored else dtype, device.torch_device)))
+        setattr(owner, leaf, frozen(source.read(None if as_stored else dtype, home(name))))
     model.tie()
     model.make_tables()
     return model

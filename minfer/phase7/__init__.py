@@ -11,15 +11,18 @@ from minfer.phase6 import PagedKVCache, PagedStep, PerChannel, QuantizedLinear, 
 from minfer.phase7.compilation import Compilation
 from minfer.phase7.engine import Engine, FusionOptions
 from minfer.phase7.fused_model import FusedModel
+from minfer.phase7.product import PackedLinear, Product
 
 __all__ = [
     "Compilation",
     "Engine",
     "FusedModel",
     "FusionOptions",
+    "PackedLinear",
     "PagedKVCache",
     "PagedStep",
     "PerChannel",
+    "Product",
     "QuantizedLinear",
     "Scheme",
     "Step",

@@ -32,7 +32,7 @@ class Engine(Phase6Engine):
         self.compilation = Compilation(self.options.compiler, sum(weight.numel() for weight in model.parameters()))
         prepared = super().prepare_model(fused(model))
         if isinstance(prepared, FusedModel):
-            prepared.use_fast_products()
+            prepared.use_fast_products(self.device)
             prepared.between = self.compilation.compiled(between)
         return prepared
 

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from minfer.core.attention import Attention
+from minfer.core.device import Device
 from minfer.core.gpt2 import GPT2
 from minfer.core.model import Transformer
 from minfer.phase7.blocks import FusedBlock, FusedGPT2Block
@@ -18,8 +19,15 @@ def between(block: Any, following: Any, x: Tensor, attended: Tensor, rotary: Ten
     return x, *following.enter(x, rotary)
 
 
+def _nothing(block: nn.Module) -> None:
+    """Weights are where they are multiplied."""
+
+
 class FusedModel(nn.Module):
-    """A decoder with the forward of `Transformer` over fused blocks. `between` may be replaced by a compiled one."""
+    """A decoder with the forward of `Transformer` over fused blocks. `between` may be replaced by a compiled one.
+
+    `will_run` and `has_run` are told of every block; they may be replaced by what fetches its weights.
+    """
 
     def __init__(self, model: Transformer | GPT2, blocks: list[nn.Module], norm: nn.Module) -> None:
         super().__init__()
@@ -28,16 +36,18 @@ class FusedModel(nn.Module):
         self.norm = norm
         self.lm_head: nn.Module = model.lm_head
         self.between: Callable[..., tuple[Tensor, ...]] = between
+        self.will_run: Callable[[nn.Module], None] = _nothing
+        self.has_run: Callable[[nn.Module], None] = _nothing
 
     def embed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """Token ids and positions `(*lead,)` -> `(*lead, hidden)` and the rotary rows, where the model has them."""
         raise NotImplementedError
 
-    def use_fast_products(self) -> None:
-        """Give every linear layer the form that is fastest on its device, in its dtype."""
+    def use_fast_products(self, device: Device) -> None:
+        """Give every linear layer the form that is fastest on the device, in its dtype."""
         for block in self.layers:
             for name in block.linear:  # type: ignore[union-attr]
-                setattr(block, name, product(getattr(block, name)))
+                setattr(block, name, product(getattr(block, name), device))
         self.lm_head = head(self.lm_head, self.embedding)
 
     @property
@@ -51,13 +61,19 @@ class FusedModel(nn.Module):
         """As `Transformer.forward`; what follows the last attention is done for the wanted rows only."""
         x, rotary = self.embed(input_ids, positions)
         blocks: list[Any] = list(self.layers)
+        self.will_run(blocks[0])
         q, k, v = blocks[0].enter(x, rotary)
         for block, following, attend in zip(blocks, blocks[1:], attention, strict=False):
-            x, q, k, v = self.between(block, following, x, attend(q, k, v).flatten(-2), rotary)
+            attended = attend(q, k, v).flatten(-2)
+            self.will_run(following)
+            x, q, k, v = self.between(block, following, x, attended, rotary)
+            self.has_run(block)
         attended = attention[len(blocks) - 1](q, k, v).flatten(-2)
         if rows is not None:
             x, attended = x.flatten(0, -2)[rows], attended.flatten(0, -2)[rows]
-        return self.lm_head(self.norm(blocks[-1].leave(x, attended)))
+        x = blocks[-1].leave(x, attended)
+        self.has_run(blocks[-1])
+        return self.lm_head(self.norm(x))
 
 
 class FusedTransformer(FusedModel):

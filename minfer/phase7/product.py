@@ -11,6 +11,8 @@ import weakref
 import torch
 from torch import Tensor, nn
 
+from minfer.core.device import Device
+
 LIBRARY = torch.library.Library("minfer", "DEF")
 LIBRARY.define("product(Tensor x, Tensor handle, int out_features) -> Tensor")
 PRODUCTS: "weakref.WeakValueDictionary[int, nn.Module]" = weakref.WeakValueDictionary()
@@ -44,6 +46,10 @@ class Product(nn.Module):
         """x `(*lead, in)` -> `(*lead, out)`."""
         return torch.ops.minfer.product(x, self.handle, self.out_features)
 
+    def exchange(self, layer: nn.Module) -> None:
+        """Let another layer of the same sizes stand behind the operator."""
+        self.layer = PRODUCTS[int(self.handle)] = layer
+
 
 class PackedLinear(nn.Module):
     """A linear layer on a CPU whose weight is laid out as oneDNN's product wants it; no second copy is kept."""
@@ -57,6 +63,14 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x `(*lead, in)` -> `(*lead, out)`."""
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+
+    def unpacked(self) -> nn.Linear:
+        """The plain layer again, with the very same weight."""
+        with torch.device("meta"):
+            plain = nn.Linear(self.in_features, self.out_features, bias=False)
+        plain.weight = nn.Parameter(self.packed.to_dense(), requires_grad=False)
+        plain.bias = self.bias
+        return plain
 
     @staticmethod
     def serves(weight: Tensor) -> bool:
@@ -88,15 +102,16 @@ class TransposedLinear(nn.Module):
         return torch.mm(self.weight, factor.t()).t()[: len(rows)].unflatten(0, x.shape[:-1])
 
 
-def product(layer: nn.Module) -> nn.Module:
-    """A block's linear layer in the form that is fastest where it lives.
+def product(layer: nn.Module, device: Device) -> nn.Module:
+    """A block's linear layer in the form that is fastest on the device that multiplies.
 
     A plain layer that cannot be packed stays as it is, visible to the compiler; what it cannot trace, a packed or a
     quantised layer, becomes a `Product`.
     """
     if not isinstance(layer, nn.Linear):
         return Product(layer, int(layer.out_features))  # type: ignore[arg-type]
-    return Product(PackedLinear(layer), layer.out_features) if PackedLinear.serves(layer.weight) else layer
+    packable = device.torch_device.type == "cpu" and PackedLinear.serves(layer.weight)
+    return Product(PackedLinear(layer), layer.out_features) if packable else layer
 
 
 def head(layer: nn.Module, embedding: nn.Embedding) -> nn.Module:

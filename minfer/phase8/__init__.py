@@ -9,7 +9,17 @@ Loses     In prefills and mixed steps, which run as before; with large models an
           launches; on a CPU, which has no launches to save and computes the padding all the same (graph_batch=0).
 """
 
-from minfer.phase7 import PagedStep, PerChannel, QuantizedLinear, Scheme, Step, find_scheme
+from minfer.phase7 import (
+    FusedModel,
+    PackedLinear,
+    PagedStep,
+    PerChannel,
+    Product,
+    QuantizedLinear,
+    Scheme,
+    Step,
+    find_scheme,
+)
 from minfer.phase8.buckets import Bucket, Buckets
 from minfer.phase8.decode_graphs import DecodeGraphs
 from minfer.phase8.engine import Engine, GraphOptions
@@ -20,10 +30,13 @@ __all__ = [
     "Buckets",
     "DecodeGraphs",
     "Engine",
+    "FusedModel",
     "GraphOptions",
     "GraphUsage",
+    "PackedLinear",
     "PagedStep",
     "PerChannel",
+    "Product",
     "QuantizedLinear",
     "Scheme",
     "Step",

@@ -2,17 +2,21 @@
 
 Problem   Between two steps the card waits while the host reads tokens, makes text of them, and schedules.
 Idea      Launch step t + 1 before the tokens of step t are read: it takes them on the device, where they were drawn;
-          the host learns of them by a copy on a second stream, while the card computes.
-Costs     An end is noticed one step late: the row that was computed for nothing is thrown away.
-Loses     On a CPU, where nothing runs beside the host. With large batches or models, whose steps outlast the host's
-          work by far. With penalties or log-probabilities, whose steps must wait for the host (`overlap_usage` says).
+          the host learns of them by a copy on a second stream, while the card computes. Likewise the weights of some
+          layers may stay in host memory (`offload_layers`), each fetched while layers before it compute.
+Costs     An end is noticed one step late: the row that was computed for nothing is thrown away. Offloaded weights cross
+          the bus in every step; two buffers take them, so the card saves all of them but two.
+Loses     On a CPU, where nothing runs beside the host; with large batches, whose steps outlast the host's work by far;
+          with penalties and log-probabilities, whose steps wait for the host (`overlap_usage` says how many).
 """
 
 from minfer.phase8 import PagedStep, PerChannel, QuantizedLinear, Scheme, find_scheme
 from minfer.phase9.copy_stream import CopyStream
 from minfer.phase9.engine import Engine
 from minfer.phase9.flight import Flight
+from minfer.phase9.options import StreamOptions
 from minfer.phase9.usage import OverlapUsage
+from minfer.phase9.weight_stream import WeightStream
 
 __all__ = [
     "CopyStream",
@@ -23,5 +27,7 @@ __all__ = [
     "PerChannel",
     "QuantizedLinear",
     "Scheme",
+    "StreamOptions",
+    "WeightStream",
     "find_scheme",
 ]

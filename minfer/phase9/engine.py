@@ -1,25 +1,60 @@
-"""Phase 9's change: `advance` launches a step before the tokens of the one before are read; `prepare` feeds them."""
+"""Phase 9's change: `advance` launches a step before the tokens of the one before are read; `prepare` feeds them.
 
+And layers may stay on the host: `home` keeps them there, `prepare_model` has them fetched when their turn is.
+"""
+
+import re
 from collections import deque
-from typing import Any
+from typing import Any, cast
+
+import torch
+from torch import nn
 
 from minfer.core.batch import ForwardBatch
+from minfer.core.config import ModelConfig
+from minfer.core.errors import OptionsError
+from minfer.core.options import EngineOptions
 from minfer.core.sequence import Sequence
 from minfer.phase8 import Engine as Phase8Engine
-from minfer.phase8 import GraphOptions
+from minfer.phase8 import FusedModel
 from minfer.phase9.copy_stream import CopyStream
 from minfer.phase9.flight import Flight
+from minfer.phase9.options import StreamOptions
 from minfer.phase9.usage import OverlapUsage
+from minfer.phase9.weight_stream import WeightStream
+
+LAYER = re.compile(r"(?:layers|h)\.(\d+)\.")
 
 
 class Engine(Phase8Engine):
     """The host schedules, reads and decodes text while the device computes."""
 
-    Options = GraphOptions
-    options: GraphOptions
+    Options = StreamOptions
+    options: StreamOptions
 
     step_type = Flight
     launched: deque[Flight]  # type: ignore[assignment]
+
+    @classmethod
+    def home(cls, name: str, config: ModelConfig, options: EngineOptions) -> torch.device:
+        """As before; a layer that is offloaded is never on the device as a whole."""
+        layer, chosen = LAYER.match(name), cast(StreamOptions, options).offloaded(config.num_layers)
+        on_host = layer is not None and int(layer[1]) in chosen
+        return torch.device("cpu") if on_host else super().home(name, config, options)
+
+    def prepare_model(self, model: nn.Module) -> nn.Module:
+        """As before; then move what is offloaded to pinned memory."""
+        prepared = super().prepare_model(model)
+        chosen = self.options.offloaded(self.config.num_layers)
+        if not chosen:
+            return prepared
+        if not isinstance(prepared, FusedModel):
+            raise OptionsError(
+                f"offload_layers = {len(chosen)} goes with models of minfer's own, whose layers it knows: "
+                f"a {type(prepared).__name__} has to be on the device as a whole"
+            )
+        self.weights = WeightStream(prepared, chosen, self.device)
+        return prepared
 
     def allocate(self) -> None:
         """As before; and a stream for copies."""
