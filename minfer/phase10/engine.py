@@ -85,7 +85,7 @@ class Engine(PreviousEngine):
             return super().build_model(checkpoint, options)
         device = Device.get(options.device)
         dtype, _ = device.dtype(options.dtype, checkpoint.dtype)
-        plan = cls.Plan(checkpoint.config, ranks.place)
+        plan = ranks.plan = cls.Plan(checkpoint.config, ranks.place)
         model = build_shard(checkpoint, plan, ranks, dtype, device.torch_device)
         asked = cast(ParallelOptions, options)
         ranks.begin(asked.max_batch, model.bytes_read)

@@ -10,8 +10,8 @@ from minfer.core.batch import ForwardBatch
 from minfer.core.options import option
 from minfer.core.prompts import Params, Prompts
 from minfer.core.sequence import Sequence
-from minfer.phase8 import Engine as PreviousEngine
-from minfer.phase8 import GraphOptions as PreviousOptions
+from minfer.phase10 import Engine as PreviousEngine
+from minfer.phase10 import ParallelOptions as PreviousOptions
 from minfer.phase11.limits import Limits, preset
 from minfer.phase11.memory import MemoryParts
 from minfer.phase11.observer import Observer
@@ -104,11 +104,9 @@ class Engine(PreviousEngine):
     def profile(self, prompts: Prompts, params: Params = None, trace: str | Path | None = None) -> Profile:
         """`generate` under torch.profiler, with a range for each step and each of its parts; `trace`: a file.
 
+        In the file the ranges stand over counter tracks of tokens, requests and blocks.
         Raises what `generate` raises before anything is run; what ends the run later is in the profile's `error`.
         """
         sequences = self.sequences(prompts, params)
-        self.observer.laps.tracing = True
-        try:
+        with self.observer.tracing():
             return Profile.of(self, sequences, Path(trace) if trace is not None else None)
-        finally:
-            self.observer.laps.tracing = False

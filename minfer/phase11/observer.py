@@ -1,6 +1,8 @@
 """Observer: sees one step after another of an engine, and writes down what it saw."""
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -42,14 +44,14 @@ class Counters(NamedTuple):
     graph_rows: int
     graph_blocks: int
     rows: int
+    communicated: int
 
     @classmethod
     def of(cls, engine: Any) -> "Counters":
         """As of now."""
-        usage = engine.usage
-        return cls(
-            engine.scheduler.preemptions, engine.compilation.graphs, usage.bucket_rows, usage.bucket_blocks, usage.rows
-        )
+        usage, ranks = engine.usage, engine.ranks
+        graphs = (usage.bucket_rows, usage.bucket_blocks, usage.rows)
+        return cls(engine.scheduler.preemptions, engine.compilation.graphs, *graphs, ranks.nbytes if ranks else 0)
 
 
 class Observer:
@@ -60,9 +62,11 @@ class Observer:
         self.laps = Laps(engine.device)
         self.log = StepLog(engine.options.max_batch, engine.options.step_log)
         self.metrics = Metrics()
-        self.cost = StepCost(engine.config, tensor_bytes(engine.model)[0], engine.dtype.itemsize)
+        plan = engine.ranks.plan if engine.ranks else None
+        self.cost = StepCost(engine.config, tensor_bytes(engine.model)[0], engine.dtype.itemsize, plan)
         self.rotation = cycle([Watches(self.device.stopwatch(), self.device.stopwatch()) for _ in range(PAIRS)])
         self.unsettled: deque[Unsettled] = deque()
+        self.traced: list[int | None] = []
         self.forget()
 
     def forget(self) -> None:
@@ -72,6 +76,15 @@ class Observer:
         self.first: list[Sequence] = []
         self.rows = self.pairs = self.context = 0
         self.drawn = 0  # forwards whose tokens were drawn
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """In here steps are ranges of torch.profiler too; `traced` has the number of each in the log, None: no line."""
+        self.laps.tracing, self.traced = True, []
+        try:
+            yield
+        finally:
+            self.laps.tracing = False
 
     # ---- during a step -------------------------------------------------------------------------------------------
 
@@ -127,9 +140,11 @@ class Observer:
     def end(self, engine: Any, advanced: list[Sequence]) -> None:
         """The step is over: write it down, with the requests that finished in it."""
         seconds = self.laps.end()
-        if not self.work and not advanced:
+        number = self.log.add(self.facts(engine, seconds, advanced), self.work) if self.work or advanced else None
+        if self.laps.tracing:
+            self.traced.append(number)
+        if number is None:
             return
-        number = self.log.add(self.facts(engine, seconds, advanced), self.work)
         whole = self.drawn == len(self.watches)  # else a forward failed, and its stopwatch was never stopped
         first = [sequence for sequence in self.first if sequence.timestamps.scheduled is not None]  # else rolled back
         self.unsettled.append(Unsettled(number, self.watches if whole else [], first))
@@ -161,6 +176,7 @@ class Observer:
             graph_rows=graph_rows,
             graph_blocks=now.graph_blocks - before.graph_blocks,
             recompiles=now.recompiles - before.recompiles,
+            comm_counted=now.communicated - before.communicated,
             started=self.laps.started,
             seconds=seconds,
             **self.laps.seconds,

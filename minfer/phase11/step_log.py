@@ -42,6 +42,7 @@ class StepFacts(NamedTuple):
     graph_rows: int  # the size of the graph that was replayed; 0: none was
     graph_blocks: int
     recompiles: int  # graphs that torch.compile made during the step
+    comm_counted: int  # bytes that rank 0's operations between ranks were on: comm_bytes, announcement, padding
     started: float
     seconds: float
     schedule: float
@@ -49,9 +50,10 @@ class StepFacts(NamedTuple):
     forward: float
     sample: float
     commit: float
-    flops: float  # these three: see `StepCost`
+    flops: float  # these four: see `StepCost`
     bytes_read: float
     bytes_written: float
+    comm_bytes: float
 
 
 NUMPY = {int: "i8", float: "f8"}

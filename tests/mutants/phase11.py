@@ -651,7 +651,8 @@ class ReadsNoWeights(OtherCost):
 
 
 def many_steps(engine_cls, lab):
-    measured = Measured(engine_cls, lab, [1.0], answer=[7] * 250, max_position_embeddings=260, num_blocks=80)
+    facts = {"max_position_embeddings": 260, "num_blocks": 80, "graph_batch": 0}
+    measured = Measured(engine_cls, lab, [1.0], answer=[7] * 250, **facts)
     for _ in range(9):
         measured.run(250)
     numbers = [line["step"] for line in measured.engine.step_lines()]

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from math import prod
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -10,6 +11,7 @@ from minfer.core.errors import MinferError, MinferWarning
 from minfer.course.compiles import Compiles
 from tests.phase5.serving import Serving
 from tests.phase8.graphs import GraphServing
+from tests.phase10.dealt import LAYOUTS, Dealt
 from tests.phase11.measured import Measured
 
 PARTS = ("schedule", "prepare", "forward", "sample", "commit")
@@ -121,6 +123,59 @@ def test_P11_33_operations_and_bytes(engine_cls, lab):
             lab.equal(got, moved, code, f"{did}; looked at bytes: weights, K and V of contexts; of new tokens", hint)
 
     lab.each(("llama", "gpt2", "tied", "qwen3"), check)
+
+
+def test_P11_38_bytes_between_ranks(engine_cls, lab):
+    code = "P11-38"
+    hint = "comm_bytes: activations that must be summed, gathered or given on; comm_counted: all that was said"
+    for tensor, pipeline in ((1, 1), *LAYOUTS):
+        with Dealt(engine_cls, lab, "llama", tensor, pipeline, chunk_size=6) as dealt:
+            for length in (9, 4):
+                dealt.engine.submit(lab.prompt(dealt.model, length), lab.params(3))
+            for tokens, rows in ((10, 1), (4, 2), (2, 2)):
+                said_before = len(dealt.world.calls)
+                dealt.engine.step()
+                line, own = dealt.engine.step_lines()[-1], dealt.engine.model
+                did = f"{dealt.did}: computed {tokens} tokens and {rows} rows of logits"
+                per_token, per_row = activations(dealt.model.config, tensor, pipeline)
+                want = tokens * per_token + rows * per_row
+                lab.equal(int(line["comm_bytes"]), want, code, f"{did}; looked at comm_bytes", hint)
+                said = spoken(dealt.world.calls[said_before:], tensor * pipeline)
+                lab.equal(line["comm_counted"], said, code, f"{did}; compared comm_counted with what was said", hint)
+                everything = said > want or tensor * pipeline == 1
+                lab.check(everything, code, did, f"the step's announcement beside {want} bytes", f"{said}", hint)
+                share = arithmetic(dealt.engine, own, tensor, pipeline, (10, 4, 2).index(tokens))
+                lab.equal(int(line["flops"]), share, code, f"{did}; looked at rank 0's own flops", hint)
+
+
+def activations(config, tensor, pipeline):
+    """Bytes that rank 0 of a model in float64 sums, gathers or gives on, for each token, and for each row of logits.
+
+    Behind the last attention, only rows of logits are computed: so two sums are of these.
+    """
+    hidden, vocabulary = config.hidden_size, config.vocab_size
+    if tensor == 1:
+        return (8 * hidden, 8 * vocabulary) if pipeline > 1 else (0, 0)
+    sums = 2 * (config.num_layers // pipeline) + 1
+    if pipeline > 1:
+        return 8 * hidden * (sums + 1), 8 * vocabulary
+    return 8 * hidden * (sums - 2), 8 * (2 * hidden + -(-vocabulary // tensor) * tensor)
+
+
+def spoken(calls, world):
+    """Bytes of rank 0's operations among all ranks or its stage's; numbers of 8 bytes, as all are here."""
+    own = [call for call in calls if call.rank == 0]
+    return sum(8 * prod(call.shape) * (world if call.operation == "all_gather" else 1) for call in own)
+
+
+def arithmetic(engine, model, tensor, pipeline, step):
+    """Rank 0's own operations, by its own weights, heads and rows of the head."""
+    tokens, rows, pairs = ((10, 1, 6 * 6 + 4 * 4), (4, 2, 3 * 9 + 5), (2, 2, 10 + 6))[step]
+    weights = sum(weight.numel() for name, weight in model.named_parameters() if "layers" in name and weight.ndim == 2)
+    config, vocabulary = engine.config, model.config.vocab_size
+    head = -(-vocabulary // tensor) * config.hidden_size if pipeline == 1 else 0
+    attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
+    return 2 * tokens * weights + 2 * rows * head + attention
 
 
 def products(module, tokens, rows):
