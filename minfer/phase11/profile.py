@@ -66,7 +66,7 @@ class Profile:
         trace = Trace.of(whole, kind, memory=True)
         records = trace.records
         if path is not None:
-            trace.write(path, tracks(records, engine.observer.traced, engine.observer.log))
+            trace.write(path, tracks(records, engine.observer.turns, engine.observer.log))
         made.completions = [sequence.completion() for sequence in sequences]
         made.memory = MemoryParts.of(engine, peak_bytes(records, kind))
         work = [record for record in records if _works(record, kind)]

@@ -38,7 +38,7 @@ class Measured:
     """An engine over a scripted model, whose forwards take `costs` seconds, one after another."""
 
     def __init__(
-        self, engine_cls, lab, costs=(2.0,), lazy=False, capture=0.0, prompt=3, answer=(), fail_at=None, **options
+        self, engine_cls, lab, costs=(2.0,), lazy=True, capture=0.0, prompt=3, answer=(), fail_at=None, **options
     ):
         facts = {name: options.pop(name) for name in ("max_position_embeddings",) if name in options}
         self.lab = lab
