@@ -105,19 +105,19 @@ class OtherTracks(Engine):
 
 @plant("P11-11", counted)
 class CountersOfTheStepBefore(OtherTracks):
-    def tracks(self, records, numbers, log):
-        return tracks(records, [number - 1 for number in numbers], log)
+    def tracks(self, records, turns, log):
+        return tracks(records, [turn._replace(over=[number - 1 for number in turn.over]) for turn in turns], log)
 
 
 @plant("P11-11", counted)
 class AllWhenTheStepBegins(OtherTracks):
-    def tracks(self, records, numbers, log):
+    def tracks(self, records, turns, log):
         starts = {record.end_ns(): record.start_ns() for record in records if record.name() == "minfer.step"}
-        return [one._replace(ns=starts.get(one.ns, one.ns)) for one in tracks(records, numbers, log)]
+        return [one._replace(ns=starts.get(one.ns, one.ns)) for one in tracks(records, turns, log)]
 
 
 @plant("P11-11", counted)
 class ForgetsWhoWaits(OtherTracks):
-    def tracks(self, records, numbers, log):
-        for one in tracks(records, numbers, log):
+    def tracks(self, records, turns, log):
+        for one in tracks(records, turns, log):
             yield one._replace(values={name: value for name, value in one.values.items() if name != "waiting"})
