@@ -24,7 +24,7 @@ from minfer.core.errors import (
 
 __version__ = "0.1"
 
-NEWEST_PHASE = 8
+NEWEST_PHASE = 11
 """The last phase that is built: whose engine `minfer.Engine` is."""
 
 SERVING_PHASE = 5

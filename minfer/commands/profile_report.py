@@ -121,10 +121,15 @@ def _hardware(steps: np.ndarray, bandwidth: float, usage: CardUsage) -> list[tup
         rate = float(np.median((decodes["bytes_read"] + decodes["bytes_written"]) / decodes["seconds"]))
         meaning = f"of the {bandwidth / 1e9:.1f} GB/s of a copy: weights and cache of the median decode step"
         rows.append(("bandwidth", f"{rate / bandwidth:.0%}", meaning))
+    said = int(steps["comm_counted"].sum())
+    if said:
+        needed = int(steps["comm_bytes"].sum())
+        rows.append(("between ranks", f"{said / 1e6:.1f} MB", f"of which {needed / said:.0%} activations, by formula"))
     if usage.busy is None or usage.memory_busy is None:
         return [*rows, ("card busy", "n/a", usage.problem)]
     memory = f"its memory {usage.memory_busy:.0f} %: shares of the time, by the driver"
-    return [*rows, ("card busy", f"{usage.busy:.0f} %", memory)]
+    rows.append(("card busy", f"{usage.busy:.0f} %", memory))
+    return [*rows, ("SM occupancy", "n/a", "no counter of nvidia-smi's: Nsight Compute measures it, kernel by kernel")]
 
 
 def _table(first: str, *columns: str) -> Table:

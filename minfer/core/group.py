@@ -23,31 +23,39 @@ class Group(ABC):
     """Which of the group this one is."""
     size: int
     alone = False
+    calls = 0
+    nbytes = 0
+    """Of the tensors of all `calls`: what each rank gives to a sum, a broadcast or another rank, what it gathers."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over the ranks, into `x`."""
-        return self.reduced(x) if self._is_said(x) else x
+        return self.reduced(x) if self._says(x.nbytes) else x
 
     def all_gather(self, x: Tensor) -> Tensor:
         """The ranks' `x` of shape `(*shape)`, in the order of ranks: `(size, *shape)`."""
         into = x.new_zeros(self.size, *x.shape)
-        return self.gathered(x, into) if self._is_said(x) else into
+        return self.gathered(x, into) if self._says(into.nbytes) else into
 
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """The `x` of rank `source`, into `x`."""
-        return self.spread(x, source) if self._is_said(x) else x
+        return self.spread(x, source) if self._says(x.nbytes) else x
 
     def send(self, x: Tensor, to: int) -> None:
         """Give `x` to one rank, which receives it."""
-        if self._is_said(x):
+        if self._says(x.nbytes):
             self.sent(x, to)
 
     def receive(self, x: Tensor, source: int) -> Tensor:
         """What rank `source` sends, into `x`."""
-        return self.received(x, source) if self._is_said(x) else x.zero_()
+        return self.received(x, source) if self._says(x.nbytes) else x.zero_()
 
-    def _is_said(self, x: Tensor) -> bool:
-        return not self.alone and x.numel() > 0
+    def _says(self, nbytes: int) -> bool:
+        """Whether an operation on so many bytes takes place; if so, it counts."""
+        if self.alone or not nbytes:
+            return False
+        self.calls += 1
+        self.nbytes += nbytes
+        return True
 
     # ---- how it is done ------------------------------------------------------------------------------------------
 

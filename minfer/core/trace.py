@@ -1,8 +1,13 @@
 """Trace: what torch.profiler recorded of a piece of work."""
 
+import gzip
+import json
+import os
+import re
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TextIO
 
 from torch.profiler import ProfilerActivity, profile
 
@@ -10,6 +15,14 @@ from minfer.core.errors import MinferError
 
 MEMORY = "[memory]"
 """The name of a record that says how many bytes were taken, or given back if below 0."""
+
+
+class Counter(NamedTuple):
+    """What some quantities are from a moment on: a sample of a counter track, which Perfetto draws over time."""
+
+    track: str
+    ns: int  # in the records' time
+    values: dict[str, float]
 
 
 class Trace:
@@ -38,13 +51,40 @@ class Trace:
         records = self._profiler.profiler.kineto_results.events()
         return sorted(records, key=lambda record: (record.start_ns(), -record.duration_ns()))
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, counters: Iterable[Counter] = ()) -> None:
         """Write Chrome's trace format, zipped if the name ends in .gz. Raises `MinferError` if that cannot be."""
         check_path(path)
+        plain = path.with_name(f"{path.name}.{os.getpid()}.json")
         try:
-            self._profiler.export_chrome_trace(str(path))
+            self._profiler.export_chrome_trace(str(plain))
+            with plain.open() as source, _opened(path) as target:
+                add_counters(source, target, counters)
         except (OSError, RuntimeError) as error:
             raise MinferError(f"cannot write the trace {path}: {error}") from error
+        finally:
+            plain.unlink(missing_ok=True)
+
+
+def _opened(path: Path) -> TextIO:
+    return gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w")
+
+
+def add_counters(source: TextIO, target: TextIO, counters: Iterable[Counter]) -> None:
+    """Copy a trace, with counter events before its own. A trace of minutes is gigabytes: it is never parsed.
+
+    Its times are microseconds from the `baseTimeNanoseconds` of its head on.
+    """
+    base = 0
+    for line in source:
+        target.write(line)
+        if found := re.search(r'"baseTimeNanoseconds": (\d+)', line):
+            base = int(found[1])
+        if '"traceEvents": [' in line:
+            break
+    for track, ns, values in counters:
+        event = {"ph": "C", "name": track, "pid": os.getpid(), "ts": (ns - base) / 1000, "args": values}
+        target.write(json.dumps(event) + ",\n")
+    shutil.copyfileobj(source, target)
 
 
 def check_path(path: Path) -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from minfer.core.attention import Attention
-from minfer.core.device import CPU, Graph, Stopwatch
+from minfer.core.device import CPU, Graph, Moment, Stopwatch, Stream
 from minfer.course.counting import OnHostRead
 
 
@@ -49,6 +50,18 @@ class ClockedDevice(CPU):
         """By the device's own time."""
         return ClockedStopwatch(self)
 
+    def stream(self) -> Stream:
+        """Its work takes no time, but waits for what it follows."""
+        return ClockedStream(self)
+
+    def current_stream(self) -> Stream:
+        """The queue of `queue`."""
+        return ModelStream(self)
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory of the host: what is read there is waited for no longer."""
+        return torch.empty(shape, dtype=dtype).as_subclass(HostNumbers)
+
     def graph(self, work: Callable[[], None], beside: Graph | None = None) -> Graph:
         """As on a CPU, after the time that recording takes."""
         self.captures += 1
@@ -81,8 +94,54 @@ class ClockedStopwatch(Stopwatch):
         return self.stopped - self.started
 
 
+class ClockedMoment(Moment):
+    """A moment whose time is known."""
+
+    def __init__(self, device: ClockedDevice, at: float) -> None:
+        self.device, self.at = device, at
+
+    def wait(self) -> None:
+        """The host's time is then at least that."""
+        self.device.now = max(self.device.now, self.at)
+
+
+class ClockedStream(Stream):
+    """A queue for copies, which take no time."""
+
+    def __init__(self, device: ClockedDevice) -> None:
+        self.device = device
+        self.free_at = 0.0
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Nothing was begun."""
+
+    def moment(self) -> Moment:
+        """When all is done that it was told to follow."""
+        return ClockedMoment(self.device, max(self.device.now, self.free_at))
+
+    def follow(self, moment: Moment) -> None:
+        """It is done no earlier."""
+        assert isinstance(moment, ClockedMoment)
+        self.free_at = max(self.free_at, moment.at)
+
+
+class ModelStream(ClockedStream):
+    """The device's own queue."""
+
+    def moment(self) -> Moment:
+        """When the device has done what was given to it so far."""
+        return ClockedMoment(self.device, max(self.device.now, self.device.free_at))
+
+
+class HostNumbers(Tensor):
+    """A tensor in the host's memory, and whatever is made of it."""
+
+
 class ReadsWait(OnHostRead):
-    """While entered, reading a tensor's values makes the host wait for the device."""
+    """While entered, reading a tensor's values makes the host wait for the device, unless it is the host's own."""
 
     def __init__(self, device: ClockedDevice) -> None:
         super().__init__()
@@ -90,7 +149,8 @@ class ReadsWait(OnHostRead):
 
     def read(self, name: str, values: Any) -> None:
         """Wait."""
-        self.device.catch_up()
+        if not isinstance(values, HostNumbers):
+            self.device.catch_up()
 
 
 class Costly(nn.Module):

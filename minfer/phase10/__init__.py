@@ -10,6 +10,6 @@ Loses     When the model fits one card and batches are small: communication take
 
 from minfer.core.group import RankError
 from minfer.phase10.engine import Engine, ParallelOptions
-from minfer.phase10.shard_plan import Place, ShardPlan
+from minfer.phase10.shard_plan import Communication, Place, ShardPlan
 
-__all__ = ["Engine", "ParallelOptions", "Place", "RankError", "ShardPlan"]
+__all__ = ["Communication", "Engine", "ParallelOptions", "Place", "RankError", "ShardPlan"]

@@ -14,9 +14,9 @@ from minfer.core.device import Device
 from minfer.core.errors import OptionsError
 from minfer.core.models import open_model
 from minfer.core.options import EngineOptions, at_least, make_options, option
-from minfer.phase8 import Engine as PreviousEngine
-from minfer.phase8 import GraphOptions as PreviousOptions
-from minfer.phase8 import find_scheme
+from minfer.phase9 import Engine as PreviousEngine
+from minfer.phase9 import find_scheme
+from minfer.phase9.engine import GraphOptions as PreviousOptions
 from minfer.phase10.launcher import launcher_of
 from minfer.phase10.quantized_rows import quantize_rows_together
 from minfer.phase10.ranks import Ranks
@@ -85,7 +85,7 @@ class Engine(PreviousEngine):
             return super().build_model(checkpoint, options)
         device = Device.get(options.device)
         dtype, _ = device.dtype(options.dtype, checkpoint.dtype)
-        plan = cls.Plan(checkpoint.config, ranks.place)
+        plan = ranks.plan = cls.Plan(checkpoint.config, ranks.place)
         model = build_shard(checkpoint, plan, ranks, dtype, device.torch_device)
         asked = cast(ParallelOptions, options)
         ranks.begin(asked.max_batch, model.bytes_read)

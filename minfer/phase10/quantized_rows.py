@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from minfer.core.group import Group
-from minfer.phase8 import PerChannel, QuantizedLinear, Scheme
+from minfer.phase9 import PerChannel, QuantizedLinear, Scheme
 from minfer.phase10.parallel_layers import RowParallel
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minfer.core.device import Device
 from minfer.core.group import Group, RankError
-from minfer.phase10.shard_plan import Place
+from minfer.phase10.shard_plan import Place, ShardPlan
 from minfer.phase10.step_message import Kind, StepMessage, header_length
 
 
@@ -54,10 +54,16 @@ class Ranks:
     ) -> None:
         self.place, self.device, self.local, self.others, self.say = place, device, local, others, say
         self.world, self.tensor, self.host = groups
+        self.plan: ShardPlan | None = None  # once the model is dealt
         self.steps = 0
         self.header = 0  # numbers in it
         self.bytes_read: list[int] = []
         self.ended = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all operations so far, as counted; those within a recorded graph count once, when it is recorded."""
+        return sum(group.nbytes for group in (self.world, self.tensor, self.host))
 
     @property
     def decides(self) -> bool:

@@ -72,6 +72,24 @@ class Part(NamedTuple):
         return tuple(self.size if dim == self.dim else length for dim, length in enumerate(whole))
 
 
+class Communication(NamedTuple):
+    """Bytes of activations that one rank's operations are on, in a step of N tokens of which R have logits:
+
+    N · hidden       for each sum, of the embedding and two per layer; and from, and to, another stage
+    R · hidden       for the last layer's two: what follows the last attention is done for these rows only
+    R · vocabulary   for logits that are gathered, with padding, and for those that another stage gives to rank 0
+
+    What rank 0 announces of the step, and rows that only fill up a graph, come on top.
+    """
+
+    per_token: int
+    per_row: int
+
+    def of(self, tokens: int, rows: int) -> int:
+        """Of one step."""
+        return tokens * self.per_token + rows * self.per_row
+
+
 class ShardPlan:
     """The share of one rank in a model of `config`. Raises `OptionsError` where the model cannot be dealt out.
 
@@ -111,6 +129,22 @@ class ShardPlan:
         """The token ids whose rows this rank has; those of padding belong to no token."""
         first = self.place.part * self.rows
         return range(first, max(first, min(first + self.rows, self.whole.vocab_size)))
+
+    @property
+    def head_rows(self) -> int:
+        """Of the head, those that this rank multiplies with, padding included; 0 where the head is on another stage."""
+        return self.rows if self.place.is_last else 0
+
+    def communication(self, itemsize: int) -> Communication:
+        """What this rank says and hears of a step, in activations of `itemsize` bytes."""
+        place, hidden, vocabulary = self.place, self.whole.hidden_size, self.whole.vocab_size
+        last_sums = 2 if place.parts > 1 and place.is_last else 0
+        sums = 2 * len(self.layers) + place.is_first - last_sums if place.parts > 1 else 0
+        stages_beside = (not place.is_first) + (not place.is_last)
+        gathered = self.rows * place.parts if place.parts > 1 and place.is_last else 0
+        gives_logits = place.stages > 1 and (place.rank == 0 or (place.is_last and place.part == 0))
+        per_row = hidden * last_sums + gathered + (vocabulary if gives_logits else 0)
+        return Communication(itemsize * hidden * (sums + stages_beside), itemsize * per_row)
 
     def name_in_whole(self, name: str) -> str:
         """The whole model's name of a parameter of the shard: layers are numbered from 0 on every stage."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minfer.core.attention import Attention
 from minfer.core.batch import ForwardBatch
-from minfer.phase8 import PagedStep
+from minfer.phase9 import PagedStep
 
 FACTS = 7
 """Numbers of a header before its segments, of two numbers each."""

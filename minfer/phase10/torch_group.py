@@ -32,7 +32,7 @@ class TorchGroup(Group):
 
     def __init__(self, made: Any, patience: float) -> None:
         self.made: Any = made
-        self.seconds, self.calls = 0.0, 0  # that this host has spent in operations; GPUs work on beside it
+        self.seconds = 0.0  # that this host has spent in operations; GPUs work on beside it
         self.rank, self.size = made.rank(), made.size()
         self.patience = timedelta(seconds=patience)
         from torch._C._distributed_c10d import AllgatherOptions  # absent where torch.distributed is
@@ -83,7 +83,6 @@ class TorchGroup(Group):
         except RuntimeError as error:
             raise RankError(f"rank {self.rank} of {self.size} in {what}: {error}") from error
         self.seconds += time.perf_counter() - began
-        self.calls += 1
 
 
 def gloo(store: Any, name: str, rank: int, size: int, host: str, patience: float) -> Any:

@@ -1,4 +1,4 @@
-"""Phase 11's change: `step` is observed. The hooks around it say which of its parts begins, and change nothing."""
+"""Phase 11's change: `step` is observed. The hooks within say which part of which step begins, and change nothing."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,8 @@ from minfer.core.batch import ForwardBatch
 from minfer.core.options import option
 from minfer.core.prompts import Params, Prompts
 from minfer.core.sequence import Sequence
-from minfer.phase8 import Engine as PreviousEngine
-from minfer.phase8 import GraphOptions as PreviousOptions
+from minfer.phase10 import Engine as PreviousEngine
+from minfer.phase10 import ParallelOptions as PreviousOptions
 from minfer.phase11.limits import Limits, preset
 from minfer.phase11.memory import MemoryParts
 from minfer.phase11.observer import Observer
@@ -41,35 +41,26 @@ class Engine(PreviousEngine):
 
     def step(self) -> list[Sequence]:
         """As before, written down."""
-        with self.stepping:
-            self.observer.begin(self)
-            advanced: list[Sequence] = []
-            try:
-                advanced = super().step()
-            finally:
-                self.observer.end(self, advanced)
-            return advanced
+        with self.stepping, self.observer.turn(self) as advanced:
+            advanced += super().step()
+        return advanced
 
-    def prepare(self, sequences: list[Sequence]) -> ForwardBatch:
+    def launch(self, sequences: list[Sequence]) -> tuple[list[Sequence], Tensor]:
         """As before."""
-        self.observer.prepares(sequences)
-        return super().prepare(sequences)
+        with self.observer.launch(self, sequences) as observed:
+            observed.drawing, token_ids = super().launch(sequences)
+        return observed.drawing, token_ids
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Logits `(R, vocab)` of the batch's rows."""
-        observed = self.observer.forwards()
-        logits = super().forward(batch)
-        if observed:
-            self.observer.forwarded()
-        return logits
+        with self.observer.forward():
+            return super().forward(batch)
 
-    def sample(self, logits: Tensor, sequences: list[Sequence]) -> Tensor:
-        """Logits `(R, vocab)` -> int64 `(R,)`."""
-        observed = self.observer.samples()
-        token_ids = super().sample(logits, sequences)
-        if observed:
-            self.observer.sampled(sequences)
-        return token_ids
+    def touch_down(self) -> list[Sequence]:
+        """As before."""
+        with self.observer.landing(self) as advanced:
+            advanced += super().touch_down()
+        return advanced
 
     # ---- what was seen -------------------------------------------------------------------------------------------
 
@@ -104,11 +95,9 @@ class Engine(PreviousEngine):
     def profile(self, prompts: Prompts, params: Params = None, trace: str | Path | None = None) -> Profile:
         """`generate` under torch.profiler, with a range for each step and each of its parts; `trace`: a file.
 
+        In the file the ranges stand over counter tracks of tokens, requests and blocks.
         Raises what `generate` raises before anything is run; what ends the run later is in the profile's `error`.
         """
         sequences = self.sequences(prompts, params)
-        self.observer.laps.tracing = True
-        try:
+        with self.observer.tracing():
             return Profile.of(self, sequences, Path(trace) if trace is not None else None)
-        finally:
-            self.observer.laps.tracing = False

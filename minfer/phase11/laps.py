@@ -1,59 +1,64 @@
-"""Laps: a step's time on the host, shared out among its parts."""
+"""Laps: the host's time in the engine's steps, shared out among the parts of what was launched and what has landed."""
 
 from torch.profiler import record_function
 
 from minfer.core.device import Device
 
 PARTS = ("schedule", "prepare", "forward", "sample", "commit")
-"""In the order of a step. `commit` has the wait for the tokens in it, and with it what the device had still to do."""
+"""In the order of a step. `commit` has the wait for the tokens in it, and with it what the device had still to do.
+
+Where steps overlap, the `commit` of one comes after the other parts of the next: the parts of a step are then not one
+behind the other, and what lies between them belongs to another step.
+"""
 
 RANGE = "minfer."
-"""How the names of ranges in a trace begin: `minfer.step`, and in it `minfer.forward` …"""
+"""How the names of ranges in a trace begin: `minfer.step`, a turn of the engine, and in it `minfer.forward` …"""
+
+Seconds = dict[str, float]
 
 
 class Laps:
-    """Each part lasts until the next begins, so the parts add up to the step, whatever lies between them.
+    """Each part lasts until the next begins, so the parts add up to the turns, whatever lies between them.
 
-    While `tracing`, the step and each part are also ranges in torch.profiler's trace; invariant: at `end` none is open.
+    While `tracing`, turns and parts are also ranges in torch.profiler's trace; invariant: between turns none is open.
     """
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.tracing = False
-        self.current: str | None = None  # None: no step is running
-        self.seconds = dict.fromkeys(PARTS, 0.0)
-        self.started = self.since = 0.0
+        self.part: str | None = None  # None: no turn is running
+        self.seconds: Seconds = {}  # of whom the running part is
+        self.since = 0.0
         self._ranges: list[record_function] = []
 
-    def begin(self) -> None:
-        """A step begins, and its first part."""
-        self.seconds.update(dict.fromkeys(PARTS, 0.0))
-        self.current = PARTS[0]
+    def begin(self, seconds: Seconds) -> None:
+        """A turn begins by scheduling a step that has these `seconds`."""
         if self.tracing:
             self._open("step")
-            self._open(self.current)
-        self.started = self.since = self.device.clock()
+            self._open(PARTS[0])
+        self.seconds, self.part = seconds, PARTS[0]
+        self.since = self.device.clock()
 
-    def next(self, part: str) -> None:
-        """The running part ends here and `part` begins; nothing outside of a step."""
-        if self.current is None:
-            return
-        now = self.device.clock()
-        self.seconds[self.current] += now - self.since
-        self.since, self.current = now, part
+    def next(self, part: str, seconds: Seconds) -> None:
+        """The running part ends here; `part` of the step that has these `seconds` begins."""
+        self._share_out()
+        self.seconds, self.part = seconds, part
         if self._ranges:
             self._close()
             self._open(part)
 
-    def end(self) -> float:
-        """The step ends, and with it its last part; returns its seconds."""
-        now = self.device.clock()
-        if self.current is not None:
-            self.seconds[self.current] += now - self.since
-        self.current = None
+    def end(self) -> None:
+        """The turn ends, and with it its last part."""
+        self._share_out()
+        self.part = None
         while self._ranges:
             self._close()
-        return now - self.started
+
+    def _share_out(self) -> None:
+        now = self.device.clock()
+        if self.part is not None:
+            self.seconds[self.part] += now - self.since
+        self.since = now
 
     def _open(self, name: str) -> None:
         opened = record_function(RANGE + name)

@@ -1,6 +1,9 @@
-"""Observer: sees one step after another of an engine, and writes down what it saw."""
+"""Observer: sees one turn after another of an engine, what is launched in it and what lands, and writes it down."""
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -8,7 +11,7 @@ import numpy as np
 
 from minfer.core.device import Stopwatch
 from minfer.core.sequence import Sequence
-from minfer.phase11.laps import Laps
+from minfer.phase11.laps import PARTS, Laps, Seconds
 from minfer.phase11.memory import tensor_bytes
 from minfer.phase11.metrics import Metrics
 from minfer.phase11.step_cost import StepCost
@@ -26,12 +29,39 @@ class Watches(NamedTuple):
     sample: Stopwatch
 
 
+@dataclass
+class Observed:
+    """A step, from the moment when it is scheduled until its tokens are taken in."""
+
+    seconds: Seconds = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    started: float = 0.0
+    step: Any = None  # the engine's own, once there is one
+    work: list[Work] = field(default_factory=list)
+    pairs: int = 0
+    context: int = 0
+    drawing: list[Sequence] = field(default_factory=list)
+    first: list[Sequence] = field(default_factory=list)  # whose first token it draws
+    watches: Watches | None = None  # None: it failed, or was given to no device yet
+    finished: int = 0
+    failed: int = 0
+    taken: int = 0  # tokens, by their requests
+    counted: "Counters | None" = None
+    spent: float = 0.0  # on looking at it
+
+
+class Turn(NamedTuple):
+    """One call of `step`: the steps that were launched in it, and those that are over at its end."""
+
+    launched: list[Observed]
+    over: list[int]  # their numbers in the log
+
+
 class Unsettled(NamedTuple):
-    """A step that has ended on the host, and whose device times are still to be read."""
+    """A step that is over on the host, and whose device times are still to be read."""
 
     number: int
-    watches: list[Watches]  # empty if it failed
-    first: list[Sequence]  # whose first token it drew
+    watches: Watches | None
+    first: list[Sequence]
 
 
 class Counters(NamedTuple):
@@ -42,140 +72,186 @@ class Counters(NamedTuple):
     graph_rows: int
     graph_blocks: int
     rows: int
+    communicated: int
 
     @classmethod
     def of(cls, engine: Any) -> "Counters":
         """As of now."""
-        usage = engine.usage
-        return cls(
-            engine.scheduler.preemptions, engine.compilation.graphs, usage.bucket_rows, usage.bucket_blocks, usage.rows
-        )
+        usage, ranks = engine.usage, engine.ranks
+        graphs = (usage.bucket_rows, usage.bucket_blocks, usage.rows)
+        return cls(engine.scheduler.preemptions, engine.compilation.graphs, *graphs, ranks.nbytes if ranks else 0)
+
+    def since(self, before: "Counters") -> "Counters":
+        """What came on top."""
+        return Counters(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 class Observer:
-    """Owns the log, the metrics and the stopwatches. It never waits for the device."""
+    """Owns the log, the metrics and the stopwatches. It never waits for the device.
+
+    A step's line is written when its tokens are taken in, or when it is dropped because its requests have ended.
+    """
 
     def __init__(self, engine: Any) -> None:
         self.device = engine.device
         self.laps = Laps(engine.device)
         self.log = StepLog(engine.options.max_batch, engine.options.step_log)
         self.metrics = Metrics()
-        self.cost = StepCost(engine.config, tensor_bytes(engine.model)[0], engine.dtype.itemsize)
+        plan = engine.ranks.plan if engine.ranks else None
+        self.cost = StepCost(engine.config, tensor_bytes(engine.model)[0], engine.dtype.itemsize, plan)
         self.rotation = cycle([Watches(self.device.stopwatch(), self.device.stopwatch()) for _ in range(PAIRS)])
-        self.unsettled: deque[Unsettled] = deque()
-        self.forget()
-
-    def forget(self) -> None:
-        """Nothing is known of the step in hand."""
-        self.work: list[Work] = []
-        self.watches: list[Watches] = []
-        self.first: list[Sequence] = []
-        self.rows = self.pairs = self.context = 0
-        self.drawn = 0  # forwards whose tokens were drawn
-
-    # ---- during a step -------------------------------------------------------------------------------------------
-
-    def begin(self, engine: Any) -> None:
-        """A step begins."""
-        begun = self.device.clock()
-        self.forget()
         self.before = Counters.of(engine)
-        self.laps.begin()
-        self.spent = self.laps.started - begun
+        self.next = Observed()  # the step that is being scheduled
+        self.flying: list[Observed] = []
+        self.unsettled: deque[Unsettled] = deque()
+        self.turns: list[Turn] = []
 
-    def prepares(self, sequences: list[Sequence]) -> None:
-        """These are about to be computed, as far as they are scheduled."""
-        self.laps.next("prepare")
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """In here turns and parts are ranges of torch.profiler too; `turns` has what each turn was about."""
+        self.laps.tracing, self.turns = True, []
+        try:
+            yield
+        finally:
+            self.laps.tracing = False
+
+    # ---- a turn --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def turn(self, engine: Any) -> Iterator[list[Sequence]]:
+        """A turn of `engine`; whoever advances in it is to be put into the list."""
+        begun = self.device.clock()
+        advanced: list[Sequence] = []
+        if self.laps.tracing:
+            self.turns.append(Turn([], []))
+        self.next = Observed()
+        self.laps.begin(self.next.seconds)
+        self.next.started, self.next.spent = self.laps.since, self.laps.since - begun
+        try:
+            yield advanced
+        finally:
+            self.laps.end()
+            self.write(engine)
+            for sequence in advanced:
+                if sequence.finished:
+                    self.metrics.add(sequence)
+
+    @contextmanager
+    def launch(self, engine: Any, sequences: list[Sequence]) -> Iterator[Observed]:
+        """The scheduled step is launched; its `drawing` is to be set, else it has failed."""
+        observed = self.next
+        observed.step = engine.launched[-1]
+        self.flying.append(observed)
+        if self.laps.tracing:
+            self.turns[-1].launched.append(observed)
+        self.laps.next("prepare", observed.seconds)
         for sequence in sequences:
             new, end = sequence.num_scheduled, sequence.num_cached + sequence.num_scheduled
             kind = PREFILL if end <= sequence.num_prompt else DECODE if new == 1 else RECOMPUTE
-            self.work.append(Work(sequence.id, new, kind))
-            self.pairs += new * end
-            self.context += end
+            observed.work.append(Work(sequence.id, new, kind))
+            observed.pairs += new * end
+            observed.context += end
+        try:
+            yield observed
+            if observed.watches is not None:
+                observed.watches.sample.stop()
+        except BaseException:
+            observed.watches = None  # of which one was never stopped
+            raise
+        finally:
+            now = Counters.of(engine)
+            observed.counted, self.before = now.since(self.before), now
+            self.next = Observed(started=self.device.clock())
+            self.laps.next("schedule", self.next.seconds)
+        observed.first = [one for one in observed.drawing if not one.output_ids and not one.num_pending]
 
-    def forwards(self) -> bool:
-        """A forward is about to begin. False: it is none of a step's, but scores a prompt, or serves another rank."""
-        if self.laps.current != "prepare":
-            return False
-        self.laps.next("forward")
-        self.watches.append(next(self.rotation))
-        self.watches[-1].forward.start()
-        return True
-
-    def forwarded(self) -> None:
-        """It has been launched."""
-        self.watches[-1].forward.stop()
-
-    def samples(self) -> bool:
-        """Tokens are about to be drawn. False: it is no step's draw."""
-        if self.laps.current != "forward":
-            return False
-        self.laps.next("sample")
-        self.watches[-1].sample.start()
-        return True
-
-    def sampled(self, sequences: list[Sequence]) -> None:
-        """Tokens of these have been drawn, though perhaps not read."""
-        self.watches[-1].sample.stop()
-        self.drawn += 1
-        self.rows += len(sequences)
-        self.first += [sequence for sequence in sequences if not sequence.output_ids]
-        self.laps.next("commit")
-
-    # ---- after a step --------------------------------------------------------------------------------------------
-
-    def end(self, engine: Any, advanced: list[Sequence]) -> None:
-        """The step is over: write it down, with the requests that finished in it."""
-        seconds = self.laps.end()
-        if not self.work and not advanced:
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """A forward. It may be none of a step's, but score a prompt, or serve another rank: then nothing is noted."""
+        if self.laps.part != "prepare":
+            yield
             return
-        number = self.log.add(self.facts(engine, seconds, advanced), self.work)
-        whole = self.drawn == len(self.watches)  # else a forward failed, and its stopwatch was never stopped
-        first = [sequence for sequence in self.first if sequence.timestamps.scheduled is not None]  # else rolled back
-        self.unsettled.append(Unsettled(number, self.watches if whole else [], first))
-        self.log.took(number, self.spent + self.device.clock() - self.laps.started - seconds)
-        self.settle()
-        for sequence in advanced:
-            if sequence.finished:
-                self.metrics.add(sequence)
+        observed = self.flying[-1]
+        self.laps.next("forward", observed.seconds)
+        watches = observed.watches = next(self.rotation)
+        watches.forward.start()
+        yield
+        watches.forward.stop()
+        self.laps.next("sample", observed.seconds)
+        watches.sample.start()
 
-    def facts(self, engine: Any, seconds: float, advanced: list[Sequence]) -> StepFacts:
-        """What the step was, by what was seen of it and by what the engine has counted since it began."""
-        scheduler, now, before = engine.scheduler, Counters.of(engine), self.before
+    @contextmanager
+    def landing(self, engine: Any) -> Iterator[list[Sequence]]:
+        """The tokens of the oldest step are waited for and taken in; who advances is to be put into the list."""
+        step = engine.launched[0]
+        observed = next((one for one in self.flying if one.step is step), Observed())  # launched before `forget`
+        self.laps.next("commit", observed.seconds)
+        advanced: list[Sequence] = []
+        try:
+            yield advanced
+        finally:
+            observed.finished = sum(sequence.finished for sequence in advanced)
+            observed.failed = sum(sequence.error is not None for sequence in advanced)
+            observed.taken = len(advanced) - observed.failed
+            self.laps.next("schedule", self.next.seconds)
+
+    # ---- after a turn --------------------------------------------------------------------------------------------
+
+    def write(self, engine: Any) -> None:
+        """Write down the steps that are no longer in flight: they have landed, or were dropped."""
+        flying = [one for one in self.flying if any(one.step is step for step in engine.launched)]
+        over = [one for one in self.flying if not any(one is other for other in flying)]
+        self.flying = flying
+        if over:  # scheduling what was not launched, because nobody had anything to do
+            over[-1].seconds["schedule"] += self.next.seconds["schedule"]
+        for observed in over:
+            begun = self.device.clock()
+            number = self.log.add(self.facts(engine, observed), observed.work)
+            first = [sequence for sequence in observed.first if sequence.timestamps.scheduled is not None]
+            self.unsettled.append(Unsettled(number, observed.watches, first))
+            if self.laps.tracing:
+                self.turns[-1].over.append(number)
+            self.log.took(number, observed.spent + self.device.clock() - begun)
+        self.settle()
+
+    def facts(self, engine: Any, observed: Observed) -> StepFacts:
+        """What the step was, by what was seen of it and by what the engine has counted meanwhile."""
+        scheduler, counted = engine.scheduler, observed.counted
+        assert counted is not None
         tables, size = scheduler.tables, scheduler.block_size
         free = scheduler.allocator.num_free
-        graph_rows = now.graph_rows - before.graph_rows
-        tokens = sum(one.tokens for one in self.work)
+        tokens, rows = sum(one.tokens for one in observed.work), len(observed.drawing)
         return StepFacts(
             tokens=tokens,
-            padded=graph_rows - (now.rows - before.rows),
-            rows=self.rows,
-            finished=sum(sequence.finished for sequence in advanced),
-            failed=sum(sequence.error is not None for sequence in advanced),
-            preempted=now.preempted - before.preempted,
+            padded=counted.graph_rows - counted.rows,
+            rows=rows,
+            discarded=rows - observed.taken,
+            finished=observed.finished,
+            failed=observed.failed,
+            preempted=counted.preempted,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + len(engine.inbox),
             used_blocks=scheduler.allocator.num_blocks - free,
             free_blocks=free,
             unused_slots=sum(len(tables[one.id]) * size - one.num_cached for one in scheduler.running),
-            graph_rows=graph_rows,
-            graph_blocks=now.graph_blocks - before.graph_blocks,
-            recompiles=now.recompiles - before.recompiles,
-            started=self.laps.started,
-            seconds=seconds,
-            **self.laps.seconds,
-            **self.cost.of(tokens, self.rows, self.pairs, self.context)._asdict(),
+            graph_rows=counted.graph_rows,
+            graph_blocks=counted.graph_blocks,
+            recompiles=counted.recompiles,
+            comm_counted=counted.communicated,
+            started=observed.started,
+            seconds=sum(observed.seconds.values()),
+            **observed.seconds,
+            **self.cost.of(tokens, rows, observed.pairs, observed.context)._asdict(),
         )
 
     def settle(self) -> None:
         """Read the stopwatches of steps that the device has done."""
         while self.unsettled:
             step = self.unsettled[0]
-            waiting = sum(len(one.watches) for one in self.unsettled)
-            if waiting < PAIRS - 2 and not all(watches.sample.done() for watches in step.watches):
+            if len(self.unsettled) < PAIRS - 2 and step.watches is not None and not step.watches.sample.done():
                 return
             self.unsettled.popleft()
-            self.log.settle(step.number, sum(w.forward.seconds() for w in step.watches) if step.watches else np.nan)
+            self.log.settle(step.number, np.nan if step.watches is None else step.watches.forward.seconds())
             for sequence in step.first:
-                if sequence.timestamps.drawing is None and step.watches:
-                    sequence.timestamps.drawing = step.watches[-1].sample.seconds()
+                if sequence.timestamps.drawing is None and step.watches is not None:
+                    sequence.timestamps.drawing = step.watches.sample.seconds()

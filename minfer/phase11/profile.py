@@ -9,6 +9,7 @@ from typing import Any
 from minfer.core.sequence import Completion, Sequence
 from minfer.core.trace import MEMORY, Trace, check_path, peak_bytes
 from minfer.phase11.memory import MemoryParts
+from minfer.phase11.tracks import tracks
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,12 @@ class Profile:
         if path is not None:
             check_path(path)
         kind = device.torch_device.type
+        device.synchronize()  # else what was queued before is at work in the trace
         trace = Trace.of(whole, kind, memory=True)
-        if path is not None:
-            trace.write(path)
-        made.completions = [sequence.completion() for sequence in sequences]
         records = trace.records
+        if path is not None:
+            trace.write(path, tracks(records, engine.observer.turns, engine.observer.log))
+        made.completions = [sequence.completion() for sequence in sequences]
         made.memory = MemoryParts.of(engine, peak_bytes(records, kind))
         work = [record for record in records if _works(record, kind)]
         made.busy_s = covered((record.start_ns(), record.end_ns()) for record in work) / 1e9

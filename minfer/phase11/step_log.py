@@ -26,11 +26,16 @@ class Work(NamedTuple):
 
 
 class StepFacts(NamedTuple):
-    """What is known of a step when it ends; seconds are the host's, of the engine's clock."""
+    """What is known of a step when it is over and its tokens are taken in; running, waiting and blocks are as of then.
+
+    Seconds are the host's, of the engine's clock: `seconds` is the sum of the parts, all that the host has spent on
+    this step. Where steps overlap, the next one is launched between two parts of this one, and has its own line.
+    """
 
     tokens: int  # computed for requests
     padded: int  # computed for nobody
     rows: int  # of logits: tokens that were drawn
+    discarded: int  # of these, thrown away: their requests had ended meanwhile, or the step failed
     finished: int
     failed: int
     preempted: int
@@ -42,6 +47,7 @@ class StepFacts(NamedTuple):
     graph_rows: int  # the size of the graph that was replayed; 0: none was
     graph_blocks: int
     recompiles: int  # graphs that torch.compile made during the step
+    comm_counted: int  # bytes that rank 0's operations between ranks were on: comm_bytes, announcement, padding
     started: float
     seconds: float
     schedule: float
@@ -49,9 +55,10 @@ class StepFacts(NamedTuple):
     forward: float
     sample: float
     commit: float
-    flops: float  # these three: see `StepCost`
+    flops: float  # these four: see `StepCost`
     bytes_read: float
     bytes_written: float
+    comm_bytes: float
 
 
 NUMPY = {int: "i8", float: "f8"}

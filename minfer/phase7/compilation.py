@@ -16,6 +16,9 @@ AUTO, EAGER = "auto", "none"
 WORTHWHILE = 2**24
 """Parameters from which on compiling, some seconds, pays: a smaller model's whole answer takes no longer."""
 
+NAMED = {"cpp.enable_kernel_profile": True}
+"""Kernels that inductor writes for a CPU have names in a trace; without a profiler that takes no time."""
+
 INSTALL = {
     "cpu": "install g++ or clang (Debian: apt install g++; macOS: xcode-select --install)",
     "cuda": "install Triton and a C compiler (pip install triton; apt install gcc)",
@@ -57,7 +60,8 @@ class Compilation:
 
     def _counted(self, graph: Any, inputs: Any) -> Any:
         self.graphs += 1
-        return self.make(graph, inputs)
+        with torch._inductor.config.patch(NAMED):
+            return self.make(graph, inputs)
 
     def attempt(self, run: Callable[[], None], device: Device) -> None:
         """Run what compiles; without a compiler warn, and have a `problem`. An error of the region itself raises."""

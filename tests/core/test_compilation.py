@@ -8,6 +8,7 @@ from torch import nn
 
 from minfer.core.errors import MinferWarning, OptionsError
 from minfer.core.params import SamplingParams
+from minfer.core.trace import Trace
 from minfer.course.tiny import tiny_model
 from minfer.phase6 import Engine as Phase6Engine
 from minfer.phase6 import QuantizationOptions
@@ -30,10 +31,12 @@ WANTED = tiny_model("qwen3", 17).oracle.greedy(PROMPT, 6)[0]
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler here")
-def test_inductor_compiles_two_graphs():
+def test_inductor_compiles_two_graphs_whose_kernels_have_names_in_a_trace():
     engine, token_ids = answer("inductor")
     assert token_ids == WANTED
     assert str(engine.compilation) == "inductor, 2 graphs"
+    trace = Trace.of(lambda: engine.generate([PROMPT], GREEDY))
+    assert any("_fused_" in record.name() for record in trace.records)
 
 
 def test_without_a_compiler_it_says_what_to_install_and_goes_on():

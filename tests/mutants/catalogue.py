@@ -20,6 +20,7 @@ from tests.mutants import (
     phase8,
     phase10,
     phase11,
+    phase11_traffic,
 )
 
 MODULES = (
@@ -30,7 +31,7 @@ MODULES = (
     phase7,
     phase8,
     phase10,
-    phase11,
+    *(phase11, phase11_traffic),
 )
 MUTANTS = [mutant for module in MODULES for mutant in module.MUTANTS.planted]
 PHASES = sorted({mutant.phase for mutant in MUTANTS})

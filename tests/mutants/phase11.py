@@ -3,6 +3,7 @@
 import json
 import time
 import warnings
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from minfer.phase11 import metrics as metrics_module
 from minfer.phase11 import step_log as step_log_module
 from minfer.phase11.laps import Laps
 from minfer.phase11.memory import MemoryParts
-from minfer.phase11.observer import Observer
+from minfer.phase11.observer import Observed, Observer
 from minfer.phase11.step_log import StepLog
 from tests.mutants import probes
 from tests.mutants.planting import Mutants
@@ -68,10 +69,13 @@ class Exchanged(Engine):
 
 @plant("P11-01", seen(1, lazy=True))
 class ReadsTheClockTooEarly(Engine):
+    def touch_down(self):
+        self.noted = self.device.clock()
+        return super().touch_down()
+
     def commit(self, sequences, token_ids):
-        now = self.device.clock()
         for sequence, token_id in zip(sequences, token_ids.tolist(), strict=True):
-            sequence.append(token_id, now)
+            sequence.append(token_id, self.noted)
 
 
 @plant("P11-01", seen(1, lazy=True))
@@ -81,17 +85,17 @@ class LaunchTime(Exchanged):
     def forward(self, batch):
         started = self.device.clock()
         logits = super().forward(batch)
-        self.launched = self.device.clock() - started
+        self.took = self.device.clock() - started
         return logits
 
     def exchange(self, observer):
         settle = observer.log.settle
-        observer.log.settle = lambda number, _: settle(number, self.launched)
+        observer.log.settle = lambda number, _: settle(number, self.took)
 
 
 def profiled_wall(engine_cls, lab):
-    measured = Measured(engine_cls, lab, [3.0, 2.0], lazy=True)
-    return measured.engine.profile([measured.prompt], lab.params(1)).wall_s
+    measured = Measured(engine_cls, lab, [3.0, 2.0])
+    return measured.engine.profile([measured.prompt], lab.params(4, stop_token_ids=[7])).wall_s
 
 
 @plant("P11-01", profiled_wall)
@@ -522,9 +526,11 @@ class EmptyBlocksAreUnused(OtherFacts):
 @plant("P11-30", seen(3, 3))
 class AllAreDecodes(Exchanged):
     class Observer(Observer):
-        def prepares(self, sequences):
-            super().prepares(sequences)
-            self.work = [one._replace(kind=1) for one in self.work]
+        @contextmanager
+        def launch(self, engine, sequences):
+            with super().launch(engine, sequences) as observed:
+                observed.work = [one._replace(kind=1) for one in observed.work]
+                yield observed
 
 
 def idle(engine_cls, lab):
@@ -536,10 +542,10 @@ def idle(engine_cls, lab):
 @plant("P11-30", idle)
 class LinesForNothing(Exchanged):
     class Observer(Observer):
-        def end(self, engine, advanced):
-            if not self.work and not advanced:
-                self.log.add(self.facts(engine, self.laps.end(), []), [])
-            super().end(engine, advanced)
+        def write(self, engine):
+            if not self.flying:
+                self.log.add(self.facts(engine, Observed(counted=self.before)), [])
+            super().write(engine)
 
 
 @plant("P11-31", seen(3))
@@ -547,16 +553,17 @@ class TheWaitIsLost(OtherFacts):
     """Of the forward, only its launch is a part."""
 
     def change(self, facts, observer):
-        return facts._replace(forward=0.0)
+        return facts._replace(commit=0.0)
 
 
 @plant("P11-31", seen(3))
 class PartsOfAllSteps(OtherLaps):
     class Laps(Laps):
-        def begin(self):
-            before = dict(self.seconds)
-            super().begin()
-            self.seconds.update(before)
+        def next(self, part, seconds):
+            super().next(part, seconds)
+            if part == "commit":
+                before, self.before = getattr(self, "before", {}), seconds
+                seconds.update({name: seconds[name] + before.get(name, 0.0) for name in seconds})
 
 
 def on_a_card(engine_cls, lab):
@@ -651,7 +658,8 @@ class ReadsNoWeights(OtherCost):
 
 
 def many_steps(engine_cls, lab):
-    measured = Measured(engine_cls, lab, [1.0], answer=[7] * 250, max_position_embeddings=260, num_blocks=80)
+    facts = {"max_position_embeddings": 260, "num_blocks": 80, "graph_batch": 0}
+    measured = Measured(engine_cls, lab, [1.0], answer=[7] * 250, **facts)
     for _ in range(9):
         measured.run(250)
     numbers = [line["step"] for line in measured.engine.step_lines()]
@@ -741,9 +749,10 @@ class OldTimesOfAStopwatch(Exchanged):
     """Reads the stopwatch of a forward that failed: it still shows what it showed before."""
 
     class Observer(Observer):
-        def end(self, engine, advanced):
-            self.drawn = len(self.watches)
-            super().end(engine, advanced)
+        def write(self, engine):
+            for observed in self.flying:
+                observed.watches = observed.watches or next(self.rotation)
+            super().write(engine)
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

@@ -15,12 +15,14 @@ What these tests ask of an engine, beside what `tests/phase5/serving.py` and `te
     step_lines()             of each of the last steps, plain JSON values: {"step", "work": [{"id", "tokens", "kind"}],
                              "tokens", "padded", "rows", "finished", "failed", "preempted", "running", "waiting",
                              "used_blocks", "free_blocks", "unused_slots", "graph": [rows, blocks] or None,
-                             "recompiles", "parts": {"schedule", "prepare", "forward", "sample", "commit"}, "started",
-                             "seconds", "device_forward", "flops", "bytes_read", "bytes_written"}, times in seconds
+                             "recompiles", "comm_bytes", "comm_counted",
+                             "parts": {"schedule", "prepare", "forward", "sample", "commit"}, "started", "seconds",
+                             "device_forward", "flops", "bytes_read", "bytes_written"}, times in seconds
     options.step_log         a file that gets these lines as they come
     memory()                 weights, kv, buffers, activations, runtime, total, in bytes
     profile(prompts, params, trace=None)   completions, wall_s, busy_s, idle_share, error, kernels (each name, calls,
-                             seconds), memory; the trace has ranges minfer.step, and in it one minfer.PART for each part
+                             seconds), memory; the trace has ranges minfer.step, and in it one minfer.PART for each
+                             part; and counter tracks "tokens in the step", "requests", "blocks of the KV cache"
 """
 
 from contextlib import contextmanager
@@ -36,7 +38,7 @@ class Measured:
     """An engine over a scripted model, whose forwards take `costs` seconds, one after another."""
 
     def __init__(
-        self, engine_cls, lab, costs=(2.0,), lazy=False, capture=0.0, prompt=3, answer=(), fail_at=None, **options
+        self, engine_cls, lab, costs=(2.0,), lazy=True, capture=0.0, prompt=3, answer=(), fail_at=None, **options
     ):
         facts = {name: options.pop(name) for name in ("max_position_embeddings",) if name in options}
         self.lab = lab

@@ -1,7 +1,10 @@
 """Profiles: what torch.profiler sees of a run, in a trace that loads; and the memory by its parts."""
 
+import gzip
 import json
+import re
 import warnings
+from collections import defaultdict
 
 from minfer.core.errors import MinferError, MinferWarning
 from minfer.course.counting import HostReads
@@ -10,10 +13,24 @@ from tests.phase11.measured import Measured
 PARTS = ("schedule", "prepare", "forward", "sample", "commit")
 
 
+def events(path):
+    """All events of a trace."""
+    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return json.loads(text)["traceEvents"]
+
+
+def counters(path):
+    """The trace's counter tracks: name -> [(µs, values), …] in their order."""
+    found = defaultdict(list)
+    for event in events(path):
+        if event.get("ph") == "C":
+            found[event["name"]].append((event["ts"], event["args"]))
+    return {name: sorted(samples, key=lambda sample: sample[0]) for name, samples in found.items()}
+
+
 def ranges(path):
     """The trace's own ranges: (name without minfer., start, end), outer ones first, in µs."""
-    events = json.loads(path.read_text())["traceEvents"]
-    own = [e for e in events if e.get("ph") == "X" and e.get("name", "").startswith("minfer.")]
+    own = [e for e in events(path) if e.get("ph") == "X" and e.get("name", "").startswith("minfer.")]
     spans = [(e["name"][len("minfer.") :], e["ts"], e["ts"] + e["dur"]) for e in own]
     return sorted(spans, key=lambda span: (span[1], -span[2]))
 
@@ -54,20 +71,52 @@ def test_P11_10_the_trace_loads_and_its_ranges_nest(engine_cls, lab):
         did = f"profiled {len(counts)} requests" + (", a step of which fails" if failed else "")
         lab.equal(profile.error is not None, failed and len(counts) == 1, code, f"{did}; looked for an error", hint)
         spans = ranges(path)
-        steps = [span for span in spans if span[0] == "step"]
-        lines = measured.engine.step_lines()
-        lab.equal(len(steps), len(lines), code, f"{did}; counted the ranges of steps, beside the log", hint)
-        for (_, start, end), line in zip(steps, lines, strict=True):
+        turns = [span for span in spans if span[0] == "step"]
+        made = []
+        for _, start, end in turns:
             inside = [span for span in spans if span[0] != "step" and start <= span[1] <= end]
-            broken = line["device_forward"] is None
-            want = list(PARTS[:3] if broken else PARTS)
-            lab.equal([span[0] for span in inside], want, code, f"{did}; looked at the parts of a step", hint)
+            made.append("".join(span[0][:2] for span in inside))  # sc, pr, fo, sa, co
             stops = [span[2] for span in inside]
             begins = [*(span[1] for span in inside[1:]), end]
             ordered = all(stop <= begin for stop, begin in zip(stops, begins, strict=True))
             lab.equal(ordered, True, code, f"{did}; looked whether each part ends before the next begins", hint)
+        odd = [turn for turn in made if not re.fullmatch("sc(prfo(sa)?sc)*(cosc)*", turn)]
+        lab.equal(odd, [], code, f"{did}; looked at the order of the parts in each turn", hint)
+        lines = measured.engine.step_lines()
+        found = [sum(turn.count(part) for turn in made) for part in ("pr", "fo", "sa")]
+        drawn = sum(line["device_forward"] is not None for line in lines)
+        lab.equal(found, [len(lines), len(lines), drawn], code, f"{did}; counted the parts, beside the log", hint)
         names = {span[0] for span in spans} - {"step", *PARTS}
         lab.equal(names, set(), code, f"{did}; looked for other ranges", hint)
+
+
+def test_P11_11_counters_stand_beside_the_ranges(engine_cls, lab):
+    code, hint = "P11-11", "tokens from a step's launch on; requests and blocks as the turn has left them, at its end"
+    for name in ("trace.json", "trace.json.gz"):
+        path = lab.new_folder() / name
+        measured = Measured(engine_cls, lab, [1.0], max_batch=2)
+        measured.run(2)  # a step before the profile is in the log, but not in the trace
+        logged = len(measured.engine.step_lines())
+        measured.engine.profile([measured.prompt] * 3, [lab.params(count) for count in (6, 3, 2)], trace=path)
+        lines = measured.engine.step_lines()[logged:]
+        spans = ranges(path)
+        did = f"profiled three requests, two at a time, into {name}"
+        starts = [span[1] for span in spans if span[0] == "prepare"]
+        ends = [span[2] for span in spans if span[0] == "step"]
+        want = {
+            "tokens in the step": (
+                starts,
+                [{"for requests": one["tokens"], "padding": one["padded"]} for one in lines],
+            ),
+            "requests": (ends, [{"running": one["running"], "waiting": one["waiting"]} for one in lines]),
+            "blocks of the KV cache": (ends, [{"used": one["used_blocks"]} for one in lines]),
+        }
+        found = counters(path)
+        lab.equal(sorted(found), sorted(want), code, f"{did}; looked for counter tracks", hint)
+        for track, (moments, values) in want.items():
+            lab.equal([value for _, value in found[track]], values, code, f"{did}; looked at {track!r}", hint)
+            apart = max(abs(ts - moment) for (ts, _), moment in zip(found[track], moments, strict=True))
+            lab.check(apart < 0.1, code, f"{did}; looked when {track!r} change", "moments of the steps", f"{apart} µs")
 
 
 def test_P11_40_kernels_and_idle_time(engine_cls, lab):
