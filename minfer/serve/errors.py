@@ -69,6 +69,10 @@ def invalid(errors: list[Any]) -> ApiError:
     """What pydantic found wrong with a body, told by its first finding and the field that it is in."""
     first = errors[0]
     place = [str(part) for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid":
+        return ApiError(f"the body is not JSON: {first['ctx']['error']}, at character {place[0]}")
+    if isinstance(first.get("input"), bytes):
+        return ApiError("the body was not read: send it with content-type: application/json")
     if not place:
         return ApiError(f"the body is not a JSON object of this endpoint: {first['msg']}")
     for depth, part in enumerate(place):

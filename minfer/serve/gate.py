@@ -59,15 +59,16 @@ class Gate:
             access_log.info(json.dumps({"time": round(time.time(), 3), **entry}))
 
     def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
-        if self.expected is not None and path not in OPEN_PATHS:
-            if not hmac.compare_digest(headers.get(b"authorization", b""), self.expected):  # bytes, in constant time
-                raise ApiError(
-                    "this server wants its key, as in: Authorization: Bearer KEY",
-                    status=401,
-                    kind="authentication_error",
-                    code="invalid_api_key",
-                    headers={"www-authenticate": "Bearer"},
-                )
+        given = headers.get(b"authorization", b"")
+        is_open = self.expected is None or path in OPEN_PATHS
+        if not is_open and not hmac.compare_digest(given, self.expected or b""):  # bytes, in constant time
+            raise ApiError(
+                "this server wants its key, as in: Authorization: Bearer KEY",
+                status=401,
+                kind="authentication_error",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]) > self.limits.max_body_bytes:
             raise self._too_large()

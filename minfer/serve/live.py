@@ -57,14 +57,7 @@ class Look:
     def __init__(self, thread: EngineThread) -> None:
         self.thread = thread
         self.taken = 0.0
-        self.seen = {
-            "state": str(State.LOADING),
-            "slots": [],
-            "waiting": [],
-            "blocks": None,
-            "memory": None,
-            "steps": [],
-        }
+        self.seen: dict[str, Any] = {"slots": [], "waiting": [], "blocks": None, "memory": None, "steps": []}
         self._running: asyncio.Task | None = None
         self._constant: dict[str, int] | None = None  # memory that does not change
 
