@@ -36,10 +36,9 @@ class History:
     def note(self, engine: Any, started: float, seconds: float) -> None:
         """A step of an engine has ended; in the engine's thread."""
         scheduler = engine.scheduler
-        scheduled = list(zip(engine.scheduled, engine.counts, strict=True))
         rows = [
-            Row(self._slot(sequence.id), sequence.id, "p" if count > 1 or not sequence.output_ids else "d")
-            for sequence, count in scheduled
+            Row(self._slot(sequence.id), sequence.id, "p" if sequence.num_cached <= sequence.num_prompt else "d")
+            for sequence in engine.scheduled
         ]
         self.steps.append(Step(self.count, started, seconds, sum(engine.counts), len(scheduler.waiting), rows))
         self.count += 1
