@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
 from minfer.core.errors import MinferError
@@ -19,6 +19,11 @@ from minfer.serve.service import Service
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorReply} for status in (400, 401, 404, 408, 413, 429, 500, 503, 504)
+}
+
+
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "whole, or with stream = true as events", "content": {"text/event-stream": {}}}
 }
 
 
@@ -45,7 +50,7 @@ def _add_openai(app: FastAPI, service: Service) -> None:
         service.check_model(model)
         return _model(service)
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=STREAMED)
     async def completions(body: CompletionRequest) -> Response:
         job = await service.begin(body)
         facts = (job.call, about.model, body.n or 1, about.fingerprint, body.include_usage)
@@ -53,7 +58,7 @@ def _add_openai(app: FastAPI, service: Service) -> None:
         kind = StreamedAnswer if body.stream else Answer
         return kind(job, reply, limits.request_seconds)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=STREAMED)
     async def chat_completions(body: ChatRequest) -> Response:
         job = await service.begin(body)
         facts = (job.call, about.model, body.n or 1, about.fingerprint, body.include_usage)
@@ -119,7 +124,7 @@ def _add_views(app: FastAPI, service: Service, live: LiveView) -> None:
     async def version() -> dict[str, Any]:
         return {"version": service.about.version, "phase": service.about.phase}
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
