@@ -7,6 +7,7 @@ stream is one token. Sockets and the standard library only, so that the client c
 import asyncio
 import gc
 import json
+import math
 import random
 import time
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from minfer.core.latency import gaps, percentile
+from minfer.core.latency import gaps, percentile, tpot
 from minfer.phase11.limits import Limits
 
 LIMIT = 2**16  # bytes of one event
@@ -148,7 +149,7 @@ def report(results: list[Result], slo: Limits | None = None) -> dict[str, Any]:
     duration = end - min((result.sent for result in results), default=0.0) if done else 0.0
     tokens = sum(len(result.times) for result in done)
     ttfts = [result.times[0] - result.sent for result in done]
-    tpots = [(r.times[-1] - r.times[0]) / (len(r.times) - 1) for r in done if len(r.times) > 1]
+    tpots = [rate for result in done if (rate := tpot(result.times)) is not None]
     whole = [result.times[-1] - result.sent for result in done]
     made = {
         "completed": len(done),
@@ -165,14 +166,10 @@ def report(results: list[Result], slo: Limits | None = None) -> dict[str, Any]:
         **_spread("e2el", whole),
     }
     if slo is not None and duration:
-        each = zip(ttfts, [_tpot(result) for result in done], whole, [len(r.times) for r in done], strict=True)
-        made["request_goodput"] = sum(slo.met(*one) for one in each) / duration
+        each = zip(ttfts, [tpot(result.times) or math.nan for result in done], whole, done, strict=True)
+        met = sum(slo.met(first, rate, last, len(result.times)) for first, rate, last, result in each)
+        made["request_goodput"] = met / duration
     return made
-
-
-def _tpot(result: Result) -> float:
-    count = len(result.times) - 1
-    return (result.times[-1] - result.times[0]) / count if count else float("nan")
 
 
 def _spread(name: str, seconds: list[float]) -> dict[str, float | None]:
@@ -183,11 +180,11 @@ def _spread(name: str, seconds: list[float]) -> dict[str, float | None]:
     return {f"{kind}_{name}_ms": 1000 * value for kind, value in values.items()}
 
 
-def random_prompts(count: int, length: int, vocab_size: int, seed: int) -> list[list[int]]:
-    """Prompts of token ids, no two of which begin alike, so that no cache of prefixes helps."""
+IDS = range(16, 256)
+"""Token ids that every vocabulary has, and that are no control tokens."""
+
+
+def random_prompts(count: int, length: int, seed: int) -> list[list[int]]:
+    """Prompts of token ids, no two of which begin alike for as long as a block, so that no cache of prefixes helps."""
     drawn = random.Random(seed)
-    first = drawn.sample(range(vocab_size // 2, vocab_size), count) if count <= vocab_size // 2 else None
-    return [
-        [first[n] if first else drawn.randrange(vocab_size), *(drawn.randrange(vocab_size) for _ in range(length - 1))]
-        for n in range(count)
-    ]
+    return [drawn.choices(IDS, k=length) for _ in range(count)]
