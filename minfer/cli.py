@@ -18,6 +18,8 @@ from minfer.core.errors import MinferError, MinferWarning
 
 SUMMARIES = {
     "generate": "Write text, streamed as it comes; or answer a file of prompts.",
+    "serve": "Serve a model to clients of OpenAI's API, with a live view.",
+    "top": "Show what a server does, live.",
     "pull": "Fetch a model into the cache.",
     "models": "List the models that are here.",
     "memory": "Show what a model needs of a card's memory, and what fits.",

@@ -10,6 +10,7 @@ from rich.console import Console
 from minfer.bench import fast as fast_bench
 from minfer.bench import ledger, ops, phases, table
 from minfer.bench.readme import insert
+from minfer.commands.bench_serve import bench_engine, bench_serve
 from minfer.core.errors import OptionsError
 
 WIDTH = 140  # columns in a file or a pipe, where nothing needs to be folded
@@ -56,6 +57,10 @@ def fast(
 def bench_ops(model: Model = "tiny", dtype: Dtype = "float32") -> None:
     """Operators called in one decode step, before and after fusion."""
     Console().print(ops.count(model, dtype, list(ops.VARIANTS)).rich())
+
+
+bench.command(name="serve")(bench_serve)
+bench.command(name="engine")(bench_engine)
 
 
 @bench.command()

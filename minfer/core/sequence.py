@@ -93,6 +93,7 @@ class Sequence:
         self.num_cached = 0
         self.num_scheduled = 0  # tokens that the step in hand puts into the cache
         self.num_pending = 0  # tokens that launched steps have drawn and the host has not read: they follow token_ids
+        self.num_shared = 0  # of the prompt's tokens, those that the cache held when the request began
         self.seed = sample_seed(params.seed, index)
         self.end_ids = (() if params.ignore_eos else eos_token_ids) + tuple(params.stop_token_ids)
         self.status = Status.WAITING

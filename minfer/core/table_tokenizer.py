@@ -80,6 +80,10 @@ class TableTokenizer(Tokenizer):
         """See `Tokenizer.stream_decoder`."""
         return StreamDecoder(self._visible, prompt_ids)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """See `Tokenizer.token_bytes`."""
+        return self._table.inside[token_id] if 0 <= token_id < self.vocab_size else b""
+
     def apply_chat_template(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
         """See `Tokenizer.apply_chat_template`."""
         check_messages(messages)

@@ -52,6 +52,13 @@ class Tokenizer(ABC):
         """A decoder for the tokens that follow `prompt_ids`; it leaves out control tokens."""
 
     @abstractmethod
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for inside a text, control tokens too; perhaps not whole characters.
+
+        Empty for an id that only the model's head has.
+        """
+
+    @abstractmethod
     def apply_chat_template(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a chat: `messages` are dicts with the strings `role` and `content`.
 

@@ -82,6 +82,11 @@ class Engine(Phase4Engine):
         self._queue(made[0])
         return made[0]
 
+    def enqueue(self, sequences: list[Sequence]) -> None:
+        """Queue what `sequences` made; from the thread that steps. One of no tokens (max_tokens = 0) is done here."""
+        for sequence in sequences:
+            self._queue(sequence)
+
     def abort(self, request_id: int) -> bool:
         """Take a request back, whatever its state; from any thread, between steps. False: not known, or finished."""
         with self.stepping:
@@ -105,8 +110,7 @@ class Engine(Phase4Engine):
     def run(self, sequences: list[Sequence]) -> Iterator[list[Sequence]]:
         """Step until these are finished; others that were submitted advance too."""
         try:
-            for sequence in sequences:
-                self._queue(sequence)
+            self.enqueue(sequences)
             own = {sequence.id for sequence in sequences}
             while not all(sequence.finished for sequence in sequences):
                 yield [sequence for sequence in self.step() if sequence.id in own]

@@ -8,7 +8,7 @@ trace can spin.
 
 import itertools
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minfer.core.sequence import Sequence, Status
 from minfer.phase5.block_allocator import BlockAllocator, Content, chain
@@ -35,6 +35,7 @@ class Scheduler:
 
     def __init__(self, allocator: BlockAllocator, limits: Limits) -> None:
         self.allocator, self.limits, self.block_size = allocator, limits, limits.block_size
+        self.most = limits  # what `restrict` cannot exceed
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.tables: dict[int, list[int]] = {}
@@ -60,7 +61,7 @@ class Scheduler:
         if not self.in_order:
             self._restore_order()
         scheduled: list[Sequence] = []
-        budget = self.limits.token_budget
+        budget = max(self.limits.token_budget, len(self.running))  # more may run than `restrict` would start now
         for place, sequence in enumerate(list(self.running)):
             behind = len(self.running) - place - 1
             if sequence.length_reached or sequence.status is not Status.RUNNING:  # its last is pending; preempted
@@ -74,6 +75,16 @@ class Scheduler:
             scheduled.append(self.running[-1])
             budget -= self.running[-1].num_scheduled
         return scheduled
+
+    def restrict(self, max_batch: int, prompt_tokens: int) -> None:
+        """From the next step on start no request beside `max_batch` others or more; whoever runs goes on.
+
+        A step computes at most `prompt_tokens` tokens of prompts beside the tokens of those that decode. Both are at
+        least 1; neither exceeds what the scheduler was made for. Nobody's tokens depend on it.
+        """
+        rows = min(max_batch, self.most.max_batch)
+        budget = min(max(rows, len(self.running)) + prompt_tokens, self.most.token_budget)
+        self.limits = replace(self.most, max_batch=rows, token_budget=budget)
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence wherever it is, and free its blocks; harmless if it is not known."""
@@ -169,6 +180,8 @@ class Scheduler:
         self.running.append(sequence)
         sequence.status = Status.RUNNING
         sequence.num_cached = len(shared) * self.block_size
+        if sequence.timestamps.scheduled is None:  # else it was preempted, and finds what it has computed itself
+            sequence.num_shared = sequence.num_cached
         self.shared_tokens += sequence.num_cached
         count = self._chunk(sequence, budget)
         missing = self.blocks_for(sequence.num_cached + count) - len(shared)

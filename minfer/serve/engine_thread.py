@@ -1,0 +1,234 @@
+"""EngineThread: the one thread that touches an engine. Commands go in, deltas come out."""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from minfer.core.sequence import FinishReason
+from minfer.serve.call import Call, Delta, Seen
+from minfer.serve.errors import ApiError, unavailable
+from minfer.serve.history import History
+from minfer.serve.policy import Policy
+
+log = logging.getLogger("minfer.serve")
+
+FAILURES = 3
+"""Steps that raise one after another before the engine counts as dead."""
+
+
+class State(str, Enum):
+    """Of an engine's thread."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DEAD = "dead"
+    STOPPED = "stopped"
+
+    __str__ = str.__str__
+
+
+class EngineThread:
+    """Loads an engine and steps it as long as there is something to do.
+
+    Invariant: every call that `submit` took gets an end for each of its sequences, whatever happens to the engine,
+    unless it was aborted: then nobody listens.
+    """
+
+    def __init__(self, load: Callable[[], Any], policy: Policy) -> None:
+        self.policy = policy
+        self.state = State.LOADING
+        self.error: BaseException | None = None
+        self.history = History()
+        self.seen: dict[int, Seen] = {}  # by sequence id: what is in hand
+        self.failures = 0
+        self.beat = time.monotonic()  # when the last step, or the last wait, began
+        self.ready = threading.Event()  # set when loading has ended, well or badly
+        self._load = load
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # between `submit` and the engine's end
+        self._calls: set[Call] = set()  # that will still get deltas
+        self.thread = threading.Thread(target=self._live, name="engine", daemon=True)
+
+    # ---- from any thread -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to load."""
+        self.thread.start()
+
+    @property
+    def load(self) -> int:
+        """Sequences in hand: how busy it is."""
+        return sum(call.unfinished for call in list(self._calls))
+
+    def healthy(self, stall_seconds: float) -> bool:
+        """Whether the thread lives, and, if it has anything to do, began a step less than `stall_seconds` ago."""
+        idle = not self._calls
+        return (
+            self.state is State.READY
+            and self.thread.is_alive()
+            and (idle or time.monotonic() - self.beat < stall_seconds)
+        )
+
+    def submit(self, call: Call) -> None:
+        """Run a call's sequences. Raises `ApiError` (503) if the engine is not there."""
+        with self._lock:
+            if self.state is not State.READY:
+                raise unavailable(f"the engine is {self.state}", f"engine_{self.state}")
+            self._calls.add(call)
+            self._commands.put(lambda: self._submit(call))
+
+    def abort(self, call: Call) -> None:
+        """Take a call back: its sequences end before the next step, and nothing more is said of them."""
+        self._calls.discard(call)
+        self._commands.put(lambda: self._abort(call))
+
+    def end_all(self, reason: ApiError) -> None:
+        """End every call with an error."""
+        self._commands.put(lambda: self._end_all(reason))
+
+    async def ask(self, question: Callable[[Any], Any]) -> Any:
+        """What `question(engine)` answers, asked between two steps."""
+        loop, answer = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+        def tell(value: Any) -> None:
+            if not answer.done():
+                answer.set_result(value)
+
+        def put() -> None:
+            value = question(self.engine)
+            loop.call_soon_threadsafe(tell, value)
+
+        self._commands.put(put)
+        return await answer
+
+    def stop(self) -> None:
+        """End the thread after the step in hand, and every call with it."""
+        self._commands.put(self._stop)
+
+    # ---- the engine's own thread ---------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        try:
+            self.engine = self._load()
+            self.state = State.READY
+            self.ready.set()
+            while self.state is State.READY:
+                self._obey()
+                if self.seen and self.state is State.READY:
+                    self._step()
+        except BaseException as error:  # whatever it is: who waits must hear of it
+            self.error = error
+            self._die(error)
+        finally:
+            self.ready.set()
+
+    def _obey(self) -> None:
+        """Carry out what was asked for; wait for something if there is nothing to step."""
+        while True:
+            self.beat = time.monotonic()
+            try:
+                command = self._commands.get(block=not self.seen and self.state is State.READY)
+            except queue.Empty:
+                return
+            command()
+
+    def _step(self) -> None:
+        engine = self.engine
+        self.policy.steer(engine)
+        started = time.perf_counter()
+        try:
+            engine.step()
+            self.failures = 0
+        except Exception as error:
+            self._step_failed(error)
+        self.history.note(engine, started, time.perf_counter() - started)
+        self._tell()
+
+    def _step_failed(self, error: Exception) -> None:
+        """A step has raised, and not in one request's part, which the engine deals with: end all that were running."""
+        self.failures += 1
+        log.exception("a step has failed")
+        if self.failures >= FAILURES:
+            raise error
+        for sequence in [*self.engine.scheduler.running, *self.engine.scheduled]:
+            if not sequence.finished:
+                sequence.error = error
+                self.engine.abort(sequence.id)
+                sequence.finish(FinishReason.ABORT, self.engine.device.clock())
+
+    def _tell(self) -> None:
+        """Hand out what is new: one call into the event loop, for all that wait in it."""
+        news: dict[asyncio.AbstractEventLoop, list[tuple[Call, Delta]]] = {}
+        for request_id, seen in list(self.seen.items()):
+            delta = seen.news()
+            if delta is not None:
+                news.setdefault(seen.call.loop, []).append((seen.call, delta))
+            if seen.sequence.finished:
+                del self.seen[request_id]
+        for loop, deltas in news.items():
+            self._deliver(loop, deltas)
+
+    def _deliver(self, loop: asyncio.AbstractEventLoop, deltas: list[tuple[Call, Delta]]) -> None:
+        try:
+            loop.call_soon_threadsafe(self._put, deltas)
+        except RuntimeError:  # the loop is closed: nobody is left to tell
+            log.debug("%d deltas came after the event loop's end", len(deltas))
+
+    def _put(self, deltas: list[tuple[Call, Delta]]) -> None:
+        for call, delta in deltas:
+            call.put(delta)
+
+    def _submit(self, call: Call) -> None:
+        if call not in self._calls:  # taken back already
+            return
+        call.taken_in = True
+        try:
+            self.engine.enqueue(call.sequences)
+        except Exception as error:  # an answer of no tokens is made here
+            log.exception("a request has failed")
+            for sequence in call.sequences:
+                self.engine.abort(sequence.id)
+                sequence.error = error
+                sequence.finish(FinishReason.ABORT, self.engine.device.clock())
+        self.seen.update({sequence.id: Seen(call, index) for index, sequence in enumerate(call.sequences)})
+        self._tell()
+
+    def _abort(self, call: Call) -> None:
+        for sequence in call.sequences:
+            if self.seen.pop(sequence.id, None) is not None:
+                self.engine.abort(sequence.id)
+
+    def _end_all(self, reason: ApiError) -> None:
+        for request_id in list(self.seen):
+            self.engine.abort(request_id)
+        self._fail(reason)
+
+    def _fail(self, reason: ApiError) -> None:
+        """Tell every call in hand that it will not go on."""
+        for seen in self.seen.values():
+            self._deliver(seen.call.loop, [(seen.call, seen.end(reason))])
+        self.seen.clear()
+
+    def _stop(self) -> None:
+        with self._lock:
+            self.state = State.STOPPED
+        self._end_all(unavailable("the server has stopped", "engine_stopped"))
+
+    def _die(self, error: BaseException) -> None:
+        """The engine is no more: end what it had in hand, and what was on its way to it."""
+        log.critical("the engine has died: %s: %s", type(error).__name__, error)
+        with self._lock:
+            self.state = State.DEAD
+        for call in list(self._calls):
+            if not call.taken_in:
+                self.seen.update({sequence.id: Seen(call, index) for index, sequence in enumerate(call.sequences)})
+        self._fail(unavailable(f"the engine has died ({type(error).__name__}: {error})", "engine_dead"))
+
+    def forget(self, call: Call) -> None:
+        """The call has its ends, or nobody listens to it."""
+        self._calls.discard(call)

@@ -1,0 +1,137 @@
+"""Top: what a server's `/live` says, as a screen of text."""
+
+import json
+import urllib.request
+from typing import Any
+from urllib.error import HTTPError, URLError
+
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.filesize import decimal
+from rich.panel import Panel
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from minfer.core.errors import RequestError
+
+COLORS = (
+    "red",
+    "green",
+    "yellow",
+    "blue",
+    "magenta",
+    "cyan",
+    "bright_red",
+    "bright_green",
+    "bright_blue",
+    "bright_cyan",
+)
+STEPS = 60
+"""Columns of the picture of batch rows."""
+
+
+def fetch(url: str, api_key: str | None) -> dict[str, Any]:
+    """What the server at `url` says of itself. Raises `RequestError` in one line."""
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{url.rstrip('/')}/live", headers=headers), timeout=5
+        ) as got:
+            return json.load(got)
+    except HTTPError as error:
+        hint = "give its --api-key" if error.code == 401 else "is it a minfer server?"
+        raise RequestError(f"{url} answers with status {error.code}: {hint}") from error
+    except (URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise RequestError(
+            f"no minfer server at {url} ({reason}): start one with minfer serve, or give --url"
+        ) from error
+
+
+def screen(live: dict[str, Any]) -> RenderableType:
+    """The same as the page: figures, rows over steps, blocks, requests, memory."""
+    parts: list[RenderableType] = [_head(live), _figures(live["figures"])]
+    for number, engine in enumerate(live["engines"]):
+        title = f"engine {number}: {engine['state']}" if len(live["engines"]) > 1 else engine["state"]
+        if engine["blocks"] is None:
+            parts.append(Panel(f"the engine is {engine['state']}", title=title))
+            continue
+        parts.append(Panel(_rows(engine["steps"]), title="batch rows over the last steps (▄: part of a prompt)"))
+        parts.append(Panel(_block_map(engine["blocks"]), title=_block_title(engine["blocks"])))
+        parts.append(_requests(engine))
+        parts.append(_memory(engine["memory"]))
+    return Group(*parts)
+
+
+def color_of(request: int) -> str:
+    """The same colour for a request wherever it is seen."""
+    return COLORS[request % len(COLORS)]
+
+
+def _head(live: dict[str, Any]) -> Text:
+    steps = " (small steps)" if live["policy"]["small"] else " (large steps)"
+    status = Style(color="green" if live["status"] == "ok" else "red", bold=True)
+    return Text.assemble(
+        ("minfer ", "bold"),
+        f"{live['model']}, phase {live['phase']}, up {live['uptime_s']:.0f} s, policy {live['policy']['aim']}{steps}: ",
+        (live["status"], status),
+    )
+
+
+def _figures(figures: dict[str, Any]) -> Table:
+    table = Table("last minute", "p50", "p95", "p99", title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, title in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("itl_ms", "ITL"), ("e2e_ms", "E2E")):
+        table.add_row(title, *("–" if value is None else f"{value:.1f} ms" for value in figures[name].values()))
+    table.add_section()
+    table.add_row("tokens/s", f"{figures['tokens_per_s']:.1f}", "", "")
+    table.add_row("requests/s", f"{figures['requests_per_s']:.2f}", "", "")
+    if figures["slo"]:
+        met = "–" if figures["met"] is None else f"{100 * figures['met']:.0f} %"
+        table.add_row(f"served well ({figures['slo']})", met, "", "")
+    return table
+
+
+def _rows(steps: list[Any]) -> Text:
+    shown = steps[-STEPS:]
+    rows = max((row[0] for step in shown for row in step[5]), default=-1) + 1
+    text = Text()
+    for slot in range(rows):
+        text.append(f"{slot:3} ", "dim")
+        for step in shown:
+            here = next((row for row in step[5] if row[0] == slot), None)
+            text.append(" " if here is None else "▄" if here[2] == "p" else "█", here and color_of(here[1]))
+        text.append("\n")
+    return text if rows else Text("no step yet: send a request")
+
+
+def _block_map(blocks: dict[str, Any]) -> Text:
+    text = Text()
+    for owner in blocks["map"]:
+        text.append("■" if owner >= 0 else "▫" if owner == -2 else "·", color_of(owner) if owner >= 0 else "dim")
+    return text
+
+
+def _block_title(blocks: dict[str, Any]) -> str:
+    return (
+        f"blocks: {blocks['used']} of {blocks['total']} used, {blocks['shared']} shared, {blocks['cached']} cached (▫)"
+    )
+
+
+def _requests(engine: dict[str, Any]) -> RenderableType:
+    table = Table("request", "row", "prompt", "written", "blocks", "age")
+    for one in engine["slots"]:
+        own = (one["slot"], one["prompt_tokens"], one["output_tokens"], len(one["blocks"]), f"{one['age_s']:.1f} s")
+        table.add_row(Text(f"{one['id']} {one['phase']}", color_of(one["id"])), *map(str, own))
+    waiting = engine["waiting"]
+    oldest = f", the first since {waiting[0]['age_s']:.1f} s" if waiting else ""
+    return Columns(
+        [table, Text(f"{len(engine['slots'])} of {engine['max_batch']} rows, {len(waiting)} waiting{oldest}")]
+    )
+
+
+def _memory(memory: dict[str, int]) -> Text:
+    parts = ", ".join(f"{'KV cache' if name == 'kv' else name} {decimal(size)}" for name, size in memory.items())
+    return Text(f"memory {decimal(sum(memory.values()))}: {parts}")

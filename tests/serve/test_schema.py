@@ -1,0 +1,55 @@
+"""Requests made up from the server's own OpenAPI document: none of them is an error of the server."""
+
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
+
+from tests.serve.conftest import LETTERS
+from tests.serve.serving import NAME
+
+CHECKS = (not_a_server_error, content_type_conformance, response_schema_conformance)
+
+
+def test_made_up_requests_are_answered_or_refused_as_the_document_says(server):
+    """Half of them are bad on purpose. Those that are good are made small, so that they end."""
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    statuses = []
+
+    def ask(case):
+        if isinstance(case.body, dict):
+            shrink(case.body)
+        response = case.call(timeout=20)
+        case.validate_response(response, checks=CHECKS)
+        statuses.append(response.status_code)
+
+    for operation in schema.get_all_operations():
+        made = operation.ok().as_strategy()
+        run = settings(
+            max_examples=25,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=(Phase.generate,),
+            suppress_health_check=list(HealthCheck),
+        )
+        from hypothesis import given
+
+        run(given(case=made)(ask))()
+    assert statuses.count(200) > 40
+    assert statuses.count(400) > 20
+    assert set(statuses) <= {200, 400, 404, 413, 429}
+
+
+def shrink(body):
+    """The model's name, and a small answer; all else stays as it was made up."""
+    if "model" in body and len(str(body["model"])) % 2 == 0:
+        body["model"] = NAME
+    for name in ("max_tokens", "max_completion_tokens"):
+        if isinstance(body.get(name), int):
+            body[name] = min(body[name], 4)
+    if isinstance(body.get("n"), int):
+        body["n"] = min(body["n"], 3)
+    body.setdefault("max_tokens", 3)
+    if isinstance(body.get("prompt"), list) and body["prompt"] and all(type(one) is int for one in body["prompt"]):
+        body["prompt"] = [one % (LETTERS + 1) for one in body["prompt"]]
