@@ -66,6 +66,7 @@ class EngineContestant:
     def effective(self) -> dict[str, Any]:
         """What the engine says of itself, as far as its phase does."""
         made: dict[str, Any] = {"weight_bytes": weight_bytes(self.engine.model)}
+        made["dtype"] = str(self.engine.dtype).removeprefix("torch.")
         if hasattr(self.engine, "compilation"):
             made["compiled"] = str(self.engine.compilation)
         if kernels := getattr(self.engine, "kernels", None):

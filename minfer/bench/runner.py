@@ -85,7 +85,7 @@ def _interleaved(
         for number in range(repeats):
             for contestant in contestants:
                 done = samples.get(contestant.name, [])
-                if len(done) <= number and (number < 2 or done[0].duration < SLOW):
+                if _is_due(number, done) and contestant.name not in progressing.failed:
                     progress.update(task, description=f"{workload.name}: {contestant.name}, run {number + 1}")
                     if (sample := run(contestant, workload)) is not None:
                         done.append(sample)
