@@ -6,10 +6,12 @@ only thing that is reckoned is which part of the products is reading: their byte
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.profiler import record_function
 
 from minfer.bench.contestants import EngineContestant
@@ -20,8 +22,11 @@ from minfer.bench.workloads import Workload
 from minfer.core.batch import ForwardBatch
 from minfer.core.trace import Trace
 from minfer.cost.cost_model import Terms
-from minfer.cost.probes import LAYERS, TransposedLinear
+from minfer.cost.probes import LAYERS
+from minfer.phase6 import QuantizedLinear
+from minfer.phase7.product import PackedLinear
 
+PRODUCT = "minfer::linear"  # `Operators` takes it for a product, with all that is called within
 PROBE = 2000  # operators of which the profiler's own time is taken
 
 
@@ -34,14 +39,17 @@ def anatomy(contestant: EngineContestant, workload: Workload, event_s: float) ->
         with record_function(FORWARD):
             return forward(batch)
 
-    groups = [ranks.world, ranks.tensor, ranks.host] if ranks else []
-    waited = sum(group.seconds for group in groups)
+    groups = [ranks.tensor, ranks.world, ranks.host] if ranks else []
+    waited = [group.seconds for group in groups]
     engine.forward = marked
     try:
         made: list[Sample] = []
-        seen = Operators.of(lambda: made.append(contestant.run(workload)), FORWARD)
+        with layers_marked(engine):
+            seen = Operators.of(lambda: made.append(contestant.run(workload)), FORWARD)
     finally:
         del engine.forward
+    waits = [group.seconds - before for group, before in zip(groups, waited, strict=True)]
+    inside = waits[0] if waits else 0.0  # the layers' all-reduces are parts of their products
     steps = made[0].facts["steps"]
     seconds = {kind: max(0.0, seen.seconds[kind] - event_s * seen.events[kind]) for kind in seen.seconds}
     within = seen.within - event_s * seen.events.total()
@@ -49,12 +57,38 @@ def anatomy(contestant: EngineContestant, workload: Workload, event_s: float) ->
         "steps": steps,
         "calls": seen.calls.total() / steps,
         "forward_s": within,
-        "products_s": seconds.get("products", 0.0),
+        "products_s": max(0.0, seconds.get("products", 0.0) - inside),
         "attention_s": seconds.get("attention", 0.0),
         "cache_s": seconds.get("cache", 0.0),
-        "communication_s": sum(group.seconds for group in groups) - waited,
+        "communication_s": sum(waits),
         "product_bytes": float(product_bytes(engine.model)),
     }
+
+
+@contextmanager
+def layers_marked(engine: Any) -> Iterator[None]:
+    """Make all that a linear layer does a product's: unpacking its weight, and converting its rows too.
+
+    Plain layers in a compiled region are left alone: to mark them would compile it anew.
+    """
+    kinds = LAYERS[1:] if hasattr(engine, "compilation") else LAYERS
+    ranges: list[Any] = []
+
+    def enter(*_: Any) -> None:
+        ranges.append(record_function(PRODUCT))
+        ranges[-1].__enter__()
+
+    def leave(*_: Any) -> None:
+        ranges.pop().__exit__(None, None, None)
+
+    hooks = []
+    for layer in (one for one in engine.model.modules() if isinstance(one, kinds)):
+        hooks += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def terms(facts: dict[str, float], run: Sample, bandwidth: float) -> Terms:
@@ -73,17 +107,19 @@ def terms(facts: dict[str, float], run: Sample, bandwidth: float) -> Terms:
     )
 
 
-def product_bytes(model: nn.Module) -> int:
+def product_bytes(model: Any) -> int:
     """Bytes of the weights that products read in a step; a head that is tied too, an embedding's lookup not."""
-    return sum(_bytes_of(one) for one in model.modules() if isinstance(one, LAYERS))
+    layers = [one for one in model.modules() if isinstance(one, LAYERS)]
+    if not isinstance(model.lm_head, LAYERS):  # a rank's own part of the vocabulary
+        layers.append(model.lm_head)
+    return sum(map(_bytes_of, layers))
 
 
 def _bytes_of(layer: Any) -> int:
-    if isinstance(layer, nn.Linear | TransposedLinear):
-        return layer.weight.nbytes
-    if hasattr(layer, "nbytes"):
-        return layer.nbytes  # a quantised layer knows
-    return layer.packed.numel() * layer.packed.element_size()
+    if isinstance(layer, QuantizedLinear):
+        return layer.nbytes
+    weight = layer.packed if isinstance(layer, PackedLinear) else layer.weight
+    return weight.numel() * weight.element_size()
 
 
 def event_seconds() -> float:

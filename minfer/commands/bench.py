@@ -9,8 +9,11 @@ from rich.console import Console
 
 from minfer.bench import fast as fast_bench
 from minfer.bench import full_table, ledger, ops, phases, table
+from minfer.bench import sweep as sweeping
 from minfer.bench.readme import insert
 from minfer.core.errors import OptionsError
+from minfer.plots.run_figure import check_format, draw
+from minfer.plots.sweep_figure import draw_sweep
 
 WIDTH = 140  # columns in a file or a pipe, where nothing needs to be folded
 
@@ -70,6 +73,37 @@ def bench_table(
     asked: dict[str, Any] = {"num_prompts": num_prompts, "input_len": input_len, "output_len": output_len}
     asked |= {"repeats": repeats, "seed": seed, "only": only or []}
     _print(full_table.FullTable(model, device, asked, out, Console(stderr=True)).measure())
+
+
+@bench.command()
+def sweep(
+    model: Model = "tiny",
+    device: Device = "auto",
+    phase: Annotated[list[int] | None, typer.Option(min=4, help="Whose engine (repeatable); default: 5.")] = None,
+    max_concurrency: Annotated[int, typer.Option(min=2, help="The largest batch; 1, 2, 4, … come before.")] = 32,
+    input_len: Annotated[int, typer.Option(min=2, help="Tokens of each prompt.")] = 32,
+    output_len: Annotated[int, typer.Option(min=4, help="Tokens of each answer.")] = 16,
+    repeats: Repeats = 3,
+    out: Out = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw latency against throughput into this file.")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Draw who held which row, and which block, when lengths differ, into this.")
+    ] = None,
+) -> None:
+    """Batches of 1, 2, 4, … requests: what each of them waits for a token, and what all get together."""
+    _check(out)
+    for path in (figure, timeline):
+        if path:
+            check_format(path)
+    asked: dict[str, Any] = {"phases": phase or [5], "max_concurrency": max_concurrency}
+    asked |= {"input_len": input_len, "output_len": output_len, "repeats": repeats}
+    run = sweeping.Sweep(model, device, asked, Console(stderr=True))
+    made = run.measure()
+    _finish(made, out)
+    if figure:
+        draw_sweep(made, figure)
+    if timeline:
+        draw(run.recording(), timeline, f"{model}: requests of differing lengths, {max_concurrency} rows")
 
 
 @bench.command(name="ops")

@@ -20,8 +20,10 @@ VIEWS = re.compile(
     r"new_empty)\."
 )
 """Operators that only describe a tensor anew, or make room."""
-PRODUCTS = re.compile(r"aten\.(mm|addmm|bmm|baddbmm)\.|pack_mm|quantized\.linear|mkldnn\._linear|minfer\.product")
-ATTENTION = re.compile(r"aten\._scaled_dot_product")
+PRODUCTS = re.compile(
+    r"aten\.(linear|matmul|mm|addmm|bmm|baddbmm)\.|pack_mm|quantized\.linear|mkldnn\._linear|minfer\.product"
+)
+ATTENTION = re.compile(r"aten\._?scaled_dot_product")
 CACHE = re.compile(r"aten\.(index_copy_|index_select|index_put_|index)\.")
 
 

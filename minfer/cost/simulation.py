@@ -82,7 +82,8 @@ def _planned(base: Any, model: CostModel) -> Any:
     class Planned(base):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            self.terms, self.steps = Terms(), []
+            self.terms = Terms()
+            self.steps: list[Step] = []
 
         def prepare(self, sequences: list[Sequence]) -> ForwardBatch:
             batch = super().prepare(sequences)
@@ -102,15 +103,15 @@ def step_of(batch: ForwardBatch, sequences: list[Sequence], block_size: int = 0)
         count, width = batch.input_ids.shape
         context = max(sequence.num_cached for sequence in sequences) + width
         longest = max(len(sequence.token_ids) for sequence in sequences)
-        return Step((width,) * count, (min(context, longest),) * count, len(batch.rows))  # type: ignore[arg-type]
+        return Step((width,) * count, (min(context, longest),) * count, len(batch.rows))
     if not any(sequence.num_scheduled for sequence in sequences):  # without a cache: all tokens of the one sequence
         tokens = batch.input_ids.numel()
-        return Step((tokens,), (tokens,), len(batch.rows))  # type: ignore[arg-type]
+        return Step((tokens,), (tokens,), len(batch.rows))
     queries = [sequence.num_scheduled for sequence in sequences]
     ends = [sequence.num_cached + sequence.num_scheduled for sequence in sequences]
     if not block_size:
-        return Step(tuple(queries), tuple(ends), len(batch.rows))  # type: ignore[arg-type]
-    return _paged(queries, ends, len(batch.rows), block_size)  # type: ignore[arg-type]
+        return Step(tuple(queries), tuple(ends), len(batch.rows))
+    return _paged(queries, ends, len(batch.rows), block_size)
 
 
 def _paged(queries: list[int], ends: list[int], rows: int, block_size: int) -> Step:
