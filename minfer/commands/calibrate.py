@@ -15,6 +15,7 @@ from minfer.core.errors import OptionsError
 from minfer.core.hub import resolve
 from minfer.core.shapes import RandomCheckpoint, is_random
 from minfer.cost.calibration import calibrate as measure
+from minfer.cost.check import Cell, Check
 from minfer.cost.hardware import Hardware, calibrated_path, write
 from minfer.phase2 import Engine, EngineOptions
 
@@ -27,6 +28,9 @@ def calibrate(
     ),
     device: Annotated[str, typer.Option(help="What is measured: auto, cpu, cuda, cuda:N.")] = "auto",
     ranks: Annotated[int, typer.Option(min=1, help="Ranks to measure the link between; 1: none.")] = 2,
+    check: Annotated[
+        bool, typer.Option("--check", help="Also run steps of engines, and compare them with their predictions.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="The file; default: this machine's own, in minfer's cache.")] = None,
 ) -> None:
     """Measure bandwidth, FLOP/s, products by dtype and rows, the cost of an operator, the host, and the link."""
@@ -42,8 +46,13 @@ def calibrate(
         made = measure(module, place, title, ranks, lambda what: status.update(f"measuring {what}"))
     path = out or calibrated_path()
     write(path, made)
-    show(Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False), made)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    show(console, made)
     errors.print(f"minfer: written to {path}", highlight=False)
+    if check:
+        with errors.status("running steps of engines"):
+            cells = list(Check(module, place, made).cells())
+        show_check(console, cells)
 
 
 def show(console: Console, made: Hardware) -> None:
@@ -70,3 +79,17 @@ def show(console: Console, made: Hardware) -> None:
     for name, parts in made.products.items():
         table.add_row(name, *(f"{2e-9 * count / took:.0f}" for count, took in parts["layers"].points))
     console.print(table)
+
+
+def show_check(console: Console, cells: list[Cell]) -> None:
+    """Every cell, and how far off the predictions are of decode steps, and of prompts."""
+    table = Table(title="steps that calibration has not seen, ms", title_justify="left")
+    for name in ("row", "step", "measured", "predicted", "error"):
+        table.add_column(name, justify="left" if name in ("row", "step") else "right")
+    for cell in cells:
+        times = (f"{1000 * seconds:.1f}" for seconds in (cell.measured, cell.predicted))
+        table.add_row(cell.row, cell.name, *times, f"{cell.error:+.0%}")
+    console.print(table)
+    for kind in ("decode", "prefill"):
+        errors = [abs(cell.error) for cell in cells if cell.name.startswith(kind)]
+        console.print(f"{kind}: {sum(errors) / len(errors):.0%} off on average, {max(errors):.0%} at most")

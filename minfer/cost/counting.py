@@ -24,6 +24,8 @@ PRODUCTS = re.compile(
     r"aten\.(linear|matmul|mm|addmm|bmm|baddbmm)\.|pack_mm|quantized\.linear|mkldnn\._linear|minfer\.product"
 )
 ATTENTION = re.compile(r"aten\._?scaled_dot_product")
+GATHERS = re.compile(r"aten\.(embedding|index|index_select|gather)\.")
+"""Operators that read of their first tensor only what they give out."""
 CACHE = re.compile(r"aten\.(index_copy_|index_select|index_put_|index)\.")
 
 
@@ -110,7 +112,8 @@ class Traffic(TorchDispatchMode):
                 self.copied += 2 * _nbytes(out)
         else:
             self.calls["others"] += 1
-            self.others += sum(map(_nbytes, [*tensors, *_tensors(out)]))
+            read = [*tensors[1:], *_tensors(out)] if GATHERS.match(name) else tensors
+            self.others += sum(map(_nbytes, [*read, *_tensors(out)]))
 
 
 def _tensors(tree: Any) -> list[Tensor]:

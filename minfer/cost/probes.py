@@ -22,13 +22,13 @@ SLOW = 1.0  # seconds
 LEAST = 0.05  # seconds that a probe is repeated for
 
 
-def seconds(work: Callable[[], object], device: Device, least: float = LEAST, most: int = 1000) -> float:
+def seconds(work: Callable[[], object], device: Device, least: float = 0.0, most: int = 1000) -> float:
     """The median time of a call, the first one not counted; but that one's time if it is too long to be repeated."""
     first = once(work, device)
     if first > SLOW:
         return first
     took = [once(work, device), once(work, device)]
-    while sum(took) < least and len(took) < most:
+    while sum(took) < (least or LEAST) and len(took) < most:
         took.append(once(work, device))
     return statistics.median(took)
 

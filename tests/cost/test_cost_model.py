@@ -117,7 +117,8 @@ def test_ranks_share_the_weights_and_pay_for_it():
 def test_a_host_that_runs_ahead_hides_behind_the_device_or_the_device_behind_it():
     slow, fast = (Hardware("x", "x", rate, rate, {"float32": 1e15}, 1e-5, asynchronous=True) for rate in (1e9, 1e15))
     step = Step.decode([64])
-    assert CostModel(Setup(SMOL, 3), slow).step(step).launches < 1e-3
+    waiting = CostModel(Setup(SMOL, 3), slow).step(step)
+    assert waiting.launches < 0.01 * waiting.total  # what they move
     launched = CostModel(Setup(SMOL, 3), fast).step(step)
     assert launched.launches == pytest.approx(launched.total, rel=1e-3)
     assert CostModel(Setup(SMOL, 8), fast).step(step).total < launched.total / 100
@@ -176,8 +177,8 @@ def test_the_parts_of_a_waterfall_and_the_unexplained_are_the_difference():
     assert made.difference == -4.0
     assert sum(made.parts.values()) + made.unexplained == pytest.approx(made.difference)
     assert made.parts["weights"] == -5.0
-    assert made.unexplained == pytest.approx(-0.75 - 0.25 + 0.75)
-    assert made.unexplained_share == pytest.approx(0.25 / 4)
+    assert made.unexplained == pytest.approx(-4.0 - (-5.0 + 1.5 + 0.25))
+    assert made.unexplained_share == pytest.approx(0.75 / 4)
     assert not made.is_noise
     assert Waterfall.of(10.0, 10.25, Terms(), Terms(), 0.5).is_noise
     assert Waterfall.of(1.0, 1.0, Terms(), Terms()).unexplained_share == 0

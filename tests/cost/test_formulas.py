@@ -105,7 +105,7 @@ def test_a_tied_head_is_read_though_it_is_no_weight_of_its_own():
     ("quantization", "rows"), [("int8", torch.bfloat16), ("int4", torch.bfloat16), ("fp16", torch.float32)]
 )
 def test_flops_of_packed_weights_are_counted_too(quantization, rows):
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_heads": 2, "num_kv_heads": 1}
+    sizes = {"hidden_size": 384, "intermediate_size": 512, "head_dim": 192, "num_heads": 2, "num_kv_heads": 1}
     model = Transformer(replace(tiny_model("llama", 17).config, vocab_size=80, **sizes)).to(rows)
     counted = Counted(Phase6, model, "float32", "float32", quantization=quantization)
     for work, _, _, flops in counted.run():
@@ -146,3 +146,8 @@ def test_operators_grow_with_layers_and_not_with_tokens():
     assert two.products - 1 == 2 * (one.products - 1)
     assert operations.eager(config, 9, 1, 4).others == one.others
     assert operations.eager(config, 9, 1, 4).nbytes > 5 * one.nbytes
+
+
+def test_a_lookup_reads_its_rows_and_not_the_table():
+    config = replace(tiny_model("llama", 17).config, vocab_size=100_000)
+    assert operations.eager(config, 1, 1, 4).nbytes < 4 * config.vocab_size
