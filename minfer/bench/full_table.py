@@ -15,7 +15,7 @@ from minfer.bench.contestants import Contestant, EngineContestant
 from minfer.bench.fast import Row
 from minfer.bench.figures import figures
 from minfer.bench.guard import Guard
-from minfer.bench.runner import Progressing, interleave
+from minfer.bench.runner import Series, interleave
 from minfer.bench.variants import BLOCK, VARIANTS, Rows
 from minfer.bench.workloads import batch
 from minfer.core.bandwidth import copy_bandwidth
@@ -149,7 +149,7 @@ class FullTable:
 
     def run(self, contestants: list[Contestant]) -> None:
         """In turn; the ledger is saved after every run."""
-        state = Progressing({row["name"]: ledger.runs(row) for row in self.part["rows"] if "absent" not in row})
+        state = Series({row["name"]: ledger.runs(row) for row in self.part["rows"] if "absent" not in row})
 
         def keep() -> None:
             for name, samples in state.samples.items():

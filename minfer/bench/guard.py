@@ -13,8 +13,8 @@ from minfer.phase3 import Engine
 from minfer.phase6.quality import Sample, answers, common, divergence, log_probabilities
 
 HELDOUT = Path(__file__).parents[1] / "assets" / "heldout.txt"
-TOKENS = 256
-PROMPTS, PROMPT, ANSWER = 2, 24, 16
+CHUNK, CHUNKS = 64, 8  # tokens that are scored after one another, and how often
+PROMPTS, PROMPT, ANSWER = 6, 16, 8
 
 
 class Guard:
@@ -31,8 +31,12 @@ class Guard:
     @cached_property
     def sample(self) -> Sample:
         """The beginning of the shipped text."""
-        text = HELDOUT.read_text(encoding="utf-8")
-        return Sample.of(self.reference, text, TOKENS, PROMPTS, PROMPT, ANSWER)
+        ids = self.reference.reader.encode(HELDOUT.read_text(encoding="utf-8"))
+        width = min(CHUNK, self.reference.context)
+        chunks = [ids[start : start + width] for start in range(0, CHUNKS * width, width)]
+        answer = min(ANSWER, self.reference.context // 2)
+        prompts = [chunk[: self.reference.context - answer][:PROMPT] for chunk in chunks[:PROMPTS]]
+        return Sample([chunk for chunk in chunks if len(chunk) > 1], prompts, answer)
 
     @cached_property
     def probabilities(self) -> list[Tensor]:

@@ -19,7 +19,7 @@ SLOW = 60.0  # seconds: a contestant that takes longer in the first round runs i
 
 
 @dataclass
-class Progressing:
+class Series:
     """What of a series is done: it may be interrupted, and go on in another process.
 
     samples   by the contestant's name, those of an earlier process too
@@ -44,33 +44,29 @@ class Progressing:
             return None
 
 
+class Strict(Series):
+    """A series that ends with the first failure."""
+
+    def run(self, contestant: Contestant, workload: Workload) -> Sample:
+        """A run whose failure is raised."""
+        return contestant.run(workload)
+
+
 def interleave(
     contestants: Items[Contestant],
     workload: Workload,
     repeats: int,
     console: Console,
-    progressing: Progressing | None = None,
+    series: Series | None = None,
 ) -> dict[str, list[Sample]]:
     """A warm-up, then `repeats` runs of each contestant, in turn; samples by name, run i of each from round i.
 
     The warm-up has all requests, so that it meets the counted runs' sizes, but stops after a few tokens. One that needs
-    more than a minute for its first run has two runs and no more. With `progressing`, runs that it has are not made
+    more than a minute for its first run has two runs and no more. With `series`, runs that it has are not made
     again, and a contestant that fails leaves the series; without, the series ends with it.
     """
-    if progressing is None:
-        return _interleaved(contestants, workload, repeats, console, lambda one, work: one.run(work), Progressing())
-    return _interleaved(contestants, workload, repeats, console, progressing.run, progressing)
-
-
-def _interleaved(
-    contestants: Items[Contestant],
-    workload: Workload,
-    repeats: int,
-    console: Console,
-    run: Callable[[Contestant, Workload], Sample | None],
-    progressing: Progressing,
-) -> dict[str, list[Sample]]:
-    samples = progressing.samples
+    series = series or Strict()
+    samples = series.samples
     for contestant in contestants:
         samples.setdefault(contestant.name, [])
     brief = replace(workload, requests=[_brief(request) for request in workload.requests])
@@ -80,16 +76,16 @@ def _interleaved(
         for contestant in contestants:
             progress.update(task, description=f"{workload.name}: {contestant.name}, warm-up")
             if len(samples[contestant.name]) < repeats:
-                run(contestant, brief)
+                series.run(contestant, brief)
             progress.advance(task)
         for number in range(repeats):
             for contestant in contestants:
                 done = samples.get(contestant.name, [])
-                if _is_due(number, done) and contestant.name not in progressing.failed:
+                if _is_due(number, done) and contestant.name not in series.failed:
                     progress.update(task, description=f"{workload.name}: {contestant.name}, run {number + 1}")
-                    if (sample := run(contestant, workload)) is not None:
+                    if (sample := series.run(contestant, workload)) is not None:
                         done.append(sample)
-                        progressing.keep()
+                        series.keep()
                 progress.advance(task)
     return samples
 

@@ -1,6 +1,5 @@
 """Probes: small pieces of work, timed alone, whose rates the cost model is made of. No probe is an engine's step."""
 
-import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -19,18 +18,22 @@ LAYERS = (nn.Linear, QuantizedLinear, PackedLinear, TransposedLinear)
 ROWS = (1, 2, 6, 12, 24, 48, 96, 192, 512)
 MOST_LOGITS = 96  # rows that need logits at once: one of each request
 SLOW = 1.0  # seconds
+READING = 2**26  # numbers: more than caches hold
 LEAST = 0.05  # seconds that a probe is repeated for
 
 
 def seconds(work: Callable[[], object], device: Device, least: float = 0.0, most: int = 1000) -> float:
-    """The median time of a call, the first one not counted; but that one's time if it is too long to be repeated."""
+    """The least time of a call, the first one not counted; but that one's time if it is too long to be repeated.
+
+    What else the machine does only ever adds to a call's time.
+    """
     first = once(work, device)
     if first > SLOW:
         return first
     took = [once(work, device), once(work, device)]
     while sum(took) < (least or LEAST) and len(took) < most:
         took.append(once(work, device))
-    return statistics.median(took)
+    return min(took)
 
 
 def once(work: Callable[[], object], device: Device) -> float:
@@ -165,7 +168,7 @@ def moving(device: Device) -> float:
 
 def reading(device: Device) -> float:
     """Bytes per second of reading far more than caches hold: a sum over 256 MB."""
-    x = torch.ones(2**26, device=device.torch_device)
+    x = torch.ones(READING, device=device.torch_device)
     return x.nbytes / seconds(x.sum, device, least=0.3)
 
 

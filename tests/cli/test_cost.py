@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from minfer.bench import ledger
+from minfer.bench import anatomy, ledger
+from minfer.core import bandwidth
 from minfer.cost import probes
 from minfer.cost.hardware import calibrated_path, find_hardware
 from tests.cost.test_why import FIRST, SECOND, table
@@ -12,11 +13,14 @@ from tests.cost.test_why import FIRST, SECOND, table
 SMALL = ("--num-prompts", "2", "--input-len", "4", "--output-len", "4", "--repeats", "1", "--device", "cpu")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def brief(monkeypatch):
     """Probes of few sizes, each timed twice."""
     monkeypatch.setattr(probes, "ROWS", (1, 8))
     monkeypatch.setattr(probes, "LEAST", 1e-6)
+    monkeypatch.setattr(probes, "READING", 2**12)
+    monkeypatch.setattr(bandwidth, "NBYTES", 2**12)
+    monkeypatch.setattr(anatomy, "PROBE", 50)
 
 
 def test_predict_shows_parts_a_bound_and_the_published_figure(run):
@@ -37,7 +41,7 @@ def test_predict_says_what_is_missing(run):
     assert "--input-len 9000 and --output-len 200 are 9200 tokens" in long.err
 
 
-def test_calibrate_leaves_rates_that_predict_and_the_table_use(run, brief, folder, tmp_path):
+def test_calibrate_leaves_rates_that_predict_and_the_table_use(run, folder, tmp_path):
     done = run("calibrate", "-m", folder, "--ranks", "1", "--device", "cpu")
     assert done.code == 0
     assert "GB/s" in done.out
@@ -55,7 +59,8 @@ def test_calibrate_leaves_rates_that_predict_and_the_table_use(run, brief, folde
     assert names["FP32"]["figures"]["completed"] == 2
     assert names["FP32"]["predicted"]["output_throughput"] > 0
     assert "n/a (no CUDA device" in run("bench", "show", "t.json").out
-    assert "FP32 → Batched" in run("why", "--ledger", "t.json").out
+    assert "weights read" in run("why", "--ledger", "t.json").out
+    assert "FP32 → Batched" in run("why", "fp32", "batched", "--ledger", "t.json").out
     assert calibrated_path().is_file()
 
 

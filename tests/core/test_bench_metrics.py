@@ -11,7 +11,7 @@ from rich.console import Console
 
 from minfer.bench.contestants import EngineContestant
 from minfer.bench.figures import figures
-from minfer.bench.runner import Progressing, interleave
+from minfer.bench.runner import Series, interleave
 from minfer.bench.sample import Sample
 from minfer.bench.workloads import Request, Workload, batch
 from minfer.core.errors import RequestError
@@ -122,7 +122,7 @@ class Scripted:
 def test_a_failed_run_is_no_result_and_the_others_go_on():
     good, short = Sample([[1.0]], 1.0), RuntimeError("request 0 gave 0 tokens of 1")
     kept = []
-    state = Progressing(keep=lambda: kept.append(1))
+    state = Series(keep=lambda: kept.append(1))
     contestants = [Scripted("good", good, good, good), Scripted("bad", good, good, short)]
     samples = interleave(contestants, Workload("w", "", []), 2, QUIET, state)
     assert samples == {"good": [good, good]}
@@ -134,14 +134,14 @@ def test_a_failed_run_is_no_result_and_the_others_go_on():
 
 @pytest.mark.parametrize("broken", [RuntimeError("no"), RequestError("no")])
 def test_who_fails_in_the_warm_up_never_counts(broken):
-    state = Progressing()
+    state = Series()
     assert interleave([Scripted("bad", broken)], Workload("w", "", []), 3, QUIET, state) == {}
     assert state.failed == {"bad": "failed: no"}
 
 
 def test_a_series_goes_on_where_it_was_interrupted():
     done, new = Sample([[1.0]], 1.0), Sample([[2.0]], 2.0)
-    state = Progressing({"a": [done, done], "b": [done]})
+    state = Series({"a": [done, done], "b": [done]})
     contestants = [Scripted("a"), Scripted("b", new, new)]  # whoever is complete is not even warmed up
     assert interleave(contestants, Workload("w", "", []), 2, QUIET, state) == {"a": [done, done], "b": [done, new]}
 
@@ -158,7 +158,7 @@ def test_an_empty_answer_is_a_failure_of_every_contestant():
     module = tiny_model("llama", 17).module(torch.float64)
     first = EngineContestant(5, module, num_blocks=8).engine.generate([[5, 6]], SamplingParams(max_tokens=1))[0]
     ends = SamplingParams(max_tokens=2, stop_token_ids=first.token_ids)
-    state = Progressing()
+    state = Series()
     work = Workload("w", "", [Request([5, 6], ends)])
     assert interleave([EngineContestant(5, module, num_blocks=8)], work, 1, QUIET, state) == {}
     assert "request 0 gave 1 tokens of 2" in state.failed["phase 5"]

@@ -56,8 +56,10 @@ class Counted:
         return [(self.formulas.work(step), step, traffic, flops) for step, traffic, flops in self.seen]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("base", [Phase1, Phase3, Phase4, Phase5])
+@pytest.mark.parametrize(
+    ("base", "family"),
+    [(Phase1, "gpt2"), (Phase3, "qwen2"), (Phase4, "llama"), (Phase5, "qwen3"), (Phase5, "gpt2")],
+)
 def test_flops_are_those_that_torch_counts_with_attention_given_a_formula(base, family):
     rows = {"max_batch": 3} if base in (Phase4, Phase5) else {}
     steps = Counted(base, tiny_model(family, 17).module(), **rows).run(SHORT)  # within every window
