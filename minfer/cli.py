@@ -29,6 +29,9 @@ SUMMARIES = {
     "comm": "Measure how fast ranks talk to each other, and its share of a step.",
     "profile": "Show where the time and the memory of some requests go.",
     "bench": "Measure phases beside each other and beside their peers.",
+    "predict": "Predict the time of steps by a model of their cost, beside published figures.",
+    "calibrate": "Measure this machine: what predict and why reckon with.",
+    "why": "Say why two rows of a benchmark differ: a waterfall in words, or drawn.",
 }
 
 UsageError: Any = typer.BadParameter.__base__  # of everything that is wrong with a command line

@@ -35,13 +35,13 @@ class EngineContestant:
     def __init__(self, phase: int, model: nn.Module, name: str = "", **options: Any) -> None:
         base = engine_class(phase)
         self.name = name or f"phase {phase}"
-        self.engine = _watched(base)(model, None, base.Options(**options))
+        self.engine = watched(base)(model, None, base.Options(**options))
 
     def run(self, workload: Workload) -> Sample:
         """Run the requests through `engine.run`, from arrival to the last token."""
         engine = self.engine
-        engine.allocate()  # an empty cache: no run may profit from prefixes that the one before left
-        engine.forward_seconds, engine.fed, usages = 0.0, 0, []
+        self.empty()
+        engine.forward_seconds, engine.fed, engine.forwards, usages = 0.0, 0, 0, []
         start = engine.device.clock()
         sequences = engine.sequences(
             [request.prompt_ids for request in workload.requests], [request.params for request in workload.requests]
@@ -51,16 +51,22 @@ class EngineContestant:
                 usages.append(engine.kv_usage())
         engine.device.synchronize()
         duration = engine.device.clock() - start
-        facts = {"forward_s": engine.forward_seconds, "tokens_fed": float(engine.fed)}
+        facts = {"forward_s": engine.forward_seconds, "tokens_fed": float(engine.fed), "steps": float(engine.forwards)}
         facts["host_share"] = 1 - engine.forward_seconds / duration
         if allocated := sum(usage.allocated for usage in usages):
             facts["kv_unused"] = 1 - sum(usage.held for usage in usages) / allocated
         times = [[at - start for at in sequence.timestamps.tokens] for sequence in sequences]
-        return checked(Sample(times, duration, facts), workload, self.name)
+        waits = [(sequence.timestamps.scheduled or start) - start for sequence in sequences]
+        return checked(Sample(times, duration, facts, waits), workload, self.name)
+
+    def empty(self) -> None:
+        """An empty cache: no run may profit from prefixes that the one before left."""
+        self.engine.allocate()
 
     def effective(self) -> dict[str, Any]:
         """What the engine says of itself, as far as its phase does."""
         made: dict[str, Any] = {"weight_bytes": weight_bytes(self.engine.model)}
+        made["dtype"] = str(self.engine.dtype).removeprefix("torch.")
         if hasattr(self.engine, "compilation"):
             made["compiled"] = str(self.engine.compilation)
         if kernels := getattr(self.engine, "kernels", None):
@@ -84,12 +90,12 @@ def in_words(kernels: dict[str, Any]) -> str:
     return ", ".join(shares)
 
 
-def _watched(base: Any) -> Any:
+def watched(base: Any) -> Any:
     """A subclass of an engine that adds up the time and the tokens of its forwards."""
 
     class Watched(base):
         forward_seconds = 0.0
-        fed = 0
+        fed = forwards = 0
 
         def forward(self, batch: ForwardBatch) -> Tensor:
             self.device.synchronize()
@@ -98,6 +104,7 @@ def _watched(base: Any) -> Any:
             self.device.synchronize()
             self.forward_seconds += self.device.clock() - start
             self.fed += batch.input_ids.numel()
+            self.forwards += 1
             return logits
 
     return Watched

@@ -11,7 +11,7 @@ from minfer.core.trace import Trace
 KINDS = {
     "products": r"aten::(matmul|addmm|mm|bmm|_int_mm|_scaled_mm)$|::linear|_linear_pointwise|pack_mm|minfer::product",
     "attention": r"aten::scaled_dot_product_attention$",
-    "cache": r"aten::(index_copy_|index_select)$",  # what the paged cache writes and gathers
+    "cache": r"aten::(index_copy_|index_select|index_put_)$",  # what caches write, and the paged one gathers
     "other": r"aten::embedding$",  # reads its rows by index_select
 }
 """Operators of each kind, what they call included; whatever is of no kind is `other`."""
@@ -32,6 +32,7 @@ class Operators:
     calls: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
     within: float = 0.0  # seconds inside the label
+    events: Counter[str] = field(default_factory=Counter)  # that the profiler noted inside it, by kind; others: ""
 
     @classmethod
     def of(cls, run: Callable[[], object], label: str = "") -> "Operators":
@@ -54,6 +55,7 @@ class Operators:
         inside = outer.inside or name == label
         kind = outer.kind or (_kind(name) if inside else None)
         stack.append(Frame(name, event.start_ns() + nanoseconds, inside, kind))
+        self.events[kind or ""] += inside
         if inside and not outer.inside:
             self.within += nanoseconds / 1e9
         if kind and not outer.kind:

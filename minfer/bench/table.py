@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
+from minfer.bench import full_grid
 from minfer.bench.claims import PEER, claims, median, throughput
 from minfer.bench.grid import Grid
 from minfer.bench.ledger import runs
@@ -33,6 +34,8 @@ def markdown(ledger: dict[str, Any]) -> str:
 
 def grids(ledger: dict[str, Any]) -> list[Grid]:
     """One table per workload, then what ran and where the time goes, where the ledger has that."""
+    if ledger.get("kind") == "table":
+        return full_grid.grids(ledger)
     made = [grid(part) for part in ledger["parts"]]
     if "ran" in ledger:
         made.append(what_ran(ledger["ran"]))
@@ -43,6 +46,8 @@ def grids(ledger: dict[str, Any]) -> list[Grid]:
 
 def sentences(ledger: dict[str, Any]) -> list[str]:
     """What the ledger says in words."""
+    if ledger.get("kind") == "table":
+        return full_grid.sentences(ledger)
     said = claims(ledger)
     if "shares" in ledger:
         said += bounds(ledger)

@@ -74,6 +74,17 @@ def prefill(vocab_size: int, prompt: int = 512) -> Workload:
     return Workload("prefill", f"1 prompt of {prompt} tokens", [request], "prefill")
 
 
+def batch(vocab_size: int, count: int, prompt: int, new: int, seed: int = 0) -> Workload:
+    """Requests at once whose lengths differ by up to half: what the rows of a table are compared on."""
+    draw = random.Random(seed)
+    requests = [_request(draw, vocab_size, _about(draw, prompt), _about(draw, new)) for _ in range(count)]
+    return Workload("table", f"{count} requests at once, about {prompt} tokens in, {new} out", requests)
+
+
+def _about(draw: random.Random, length: int) -> int:
+    return draw.randint(max(1, length // 2), length + length // 2)
+
+
 def _request(draw: random.Random, vocab_size: int, prompt: int, new: int, common: list[int] | None = None) -> Request:
     return Request([*(common or []), *_ids(draw, vocab_size, prompt)], SamplingParams(max_tokens=new, ignore_eos=True))
 

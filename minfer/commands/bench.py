@@ -2,16 +2,19 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from minfer.bench import fast as fast_bench
-from minfer.bench import ledger, ops, phases, table
+from minfer.bench import full_table, ledger, ops, phases, table
+from minfer.bench import sweep as sweeping
 from minfer.bench.readme import insert
 from minfer.commands.bench_serve import bench_engine, bench_serve
 from minfer.core.errors import OptionsError
+from minfer.plots.run_figure import check_format, draw
+from minfer.plots.sweep_figure import draw_sweep
 
 WIDTH = 140  # columns in a file or a pipe, where nothing needs to be folded
 
@@ -22,6 +25,7 @@ Dtype = Annotated[str, typer.Option(help="The weights: float32, float16, bfloat1
 Repeats = Annotated[
     int, typer.Option(min=1, help="Counted runs of each, after a warm-up; one that takes over a minute has two.")
 ]
+Device = Annotated[str, typer.Option(help="Where it runs: auto, cpu, cuda, cuda:N.")]
 Out = Annotated[Path | None, typer.Option(help="Write the ledger to this JSON file.")]
 
 
@@ -41,7 +45,7 @@ def bench_phases(
 @bench.command()
 def fast(
     model: Model = "tiny",
-    device: Annotated[str, typer.Option(help="Where it runs: auto, cpu, cuda, cuda:N.")] = "auto",
+    device: Device = "auto",
     repeats: Repeats = 3,
     only: Annotated[
         list[str] | None, typer.Option(help="A row, by how its name begins, or a workload (repeatable).")
@@ -51,6 +55,56 @@ def fast(
     """Phases 5 to 8, whole and quantised, beside transformers and llama.cpp: decoding 1, 16 and 32, and a prefill."""
     _check(out)
     _finish(fast_bench.measure(model, device, repeats, only or [], Console(stderr=True)), out)
+
+
+@bench.command(name="table")
+def bench_table(
+    model: Model = "tiny",
+    device: Device = "auto",
+    num_prompts: Annotated[int, typer.Option(min=1, help="Requests, all at once.")] = 8,
+    input_len: Annotated[int, typer.Option(min=2, help="Tokens of a prompt, up to half more or less.")] = 32,
+    output_len: Annotated[int, typer.Option(min=4, help="Tokens of an answer, up to half more or less.")] = 12,
+    repeats: Repeats = 5,
+    seed: Annotated[int, typer.Option(help="Of lengths and token ids.")] = 0,
+    only: Annotated[list[str] | None, typer.Option(help="A row, by how its name begins (repeatable).")] = None,
+    out: Annotated[Path | None, typer.Option(help="The ledger; an unfinished one is gone on with.")] = None,
+) -> None:
+    """Every optimisation as a row: latencies, throughput, memory, what ran, quality beside FP32, and peers."""
+    _check(out)
+    asked: dict[str, Any] = {"num_prompts": num_prompts, "input_len": input_len, "output_len": output_len}
+    asked |= {"repeats": repeats, "seed": seed, "only": only or []}
+    _print(full_table.FullTable(model, device, asked, out, Console(stderr=True)).measure())
+
+
+@bench.command()
+def sweep(
+    model: Model = "tiny",
+    device: Device = "auto",
+    phase: Annotated[list[int] | None, typer.Option(min=4, help="Whose engine (repeatable); default: 5.")] = None,
+    max_concurrency: Annotated[int, typer.Option(min=2, help="The largest batch; 1, 2, 4, … come before.")] = 32,
+    input_len: Annotated[int, typer.Option(min=2, help="Tokens of each prompt.")] = 32,
+    output_len: Annotated[int, typer.Option(min=4, help="Tokens of each answer.")] = 16,
+    repeats: Repeats = 3,
+    out: Out = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw latency against throughput into this file.")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Draw who held which row, and which block, when lengths differ, into this.")
+    ] = None,
+) -> None:
+    """Batches of 1, 2, 4, … requests: what each of them waits for a token, and what all get together."""
+    _check(out)
+    for path in (figure, timeline):
+        if path:
+            check_format(path)
+    asked: dict[str, Any] = {"phases": phase or [5], "max_concurrency": max_concurrency}
+    asked |= {"input_len": input_len, "output_len": output_len, "repeats": repeats}
+    run = sweeping.Sweep(model, device, asked, Console(stderr=True))
+    made = run.measure()
+    _finish(made, out)
+    if figure:
+        draw_sweep(made, figure)
+    if timeline:
+        draw(run.recording(), timeline, f"{model}: requests of differing lengths, {max_concurrency} rows")
 
 
 @bench.command(name="ops")

@@ -52,6 +52,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gpt2-medium": _gpt2(1024, 24, 16),
     "llama2-7b": _llama(32000, 4096, 11008, 32, 32, 32, 4096, torch_dtype="float16"),
     "llama2-13b": _llama(32000, 5120, 13824, 40, 40, 40, 4096, torch_dtype="float16"),
+    "llama2-70b": _llama(32000, 8192, 28672, 80, 64, 8, 4096, torch_dtype="float16"),
     "llama3-8b": _llama(128256, 4096, 14336, 32, 32, 8, 8192, rope_theta=500000.0),
     "llama3.2-1b": _llama32(128256, 2048, 8192, 16, 32, 8, 131072),
     "llama3.2-3b": _llama32(128256, 3072, 8192, 28, 24, 8, 131072),

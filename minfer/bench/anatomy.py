@@ -1,0 +1,146 @@
+"""Anatomy: what the time of a row's run goes to, in milliseconds per output token: measured, not modelled.
+
+A run under torch.profiler gives the seconds inside of each kind of operator; the profiler's own time, so much for each
+event that it notes, is measured beforehand and taken off. What lies outside of the forward is timed without it. The
+only thing that is reckoned is which part of the products is reading: their bytes at the machine's bandwidth.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from minfer.bench.contestants import EngineContestant
+from minfer.bench.operators import Operators
+from minfer.bench.sample import Sample
+from minfer.bench.shares import FORWARD
+from minfer.bench.workloads import Workload
+from minfer.core.batch import ForwardBatch
+from minfer.core.trace import Trace
+from minfer.cost.cost_model import Terms
+from minfer.cost.probes import LAYERS
+from minfer.phase6 import QuantizedLinear
+from minfer.phase7.product import PackedLinear
+
+PRODUCT = "minfer::linear"  # `Operators` takes it for a product, with all that is called within
+PROBE = 2000  # operators of which the profiler's own time is taken
+
+
+def anatomy(contestant: EngineContestant, workload: Workload, event_s: float) -> dict[str, float]:
+    """Seconds of a profiled run's forwards by kind, without the profiler's own; steps; what products must have read."""
+    engine: Any = contestant.engine
+    forward, ranks = engine.forward, getattr(engine, "ranks", None)
+
+    def marked(batch: ForwardBatch) -> Tensor:
+        with record_function(FORWARD):
+            return forward(batch)
+
+    groups = [ranks.tensor, ranks.world, ranks.host] if ranks else []
+    waited = [group.seconds for group in groups]
+    engine.forward = marked
+    try:
+        made: list[Sample] = []
+        with layers_marked(engine):
+            seen = Operators.of(lambda: made.append(contestant.run(workload)), FORWARD)
+    finally:
+        del engine.forward
+    waits = [group.seconds - before for group, before in zip(groups, waited, strict=True)]
+    inside = waits[0] if waits else 0.0  # the layers' all-reduces are parts of their products
+    steps = made[0].facts["steps"]
+    seconds = {kind: max(0.0, seen.seconds[kind] - event_s * seen.events[kind]) for kind in seen.seconds}
+    within = seen.within - event_s * seen.events.total()
+    return {
+        "steps": steps,
+        "calls": seen.calls.total() / steps,
+        "forward_s": within,
+        "products_s": max(0.0, seconds.get("products", 0.0) - inside),
+        "attention_s": seconds.get("attention", 0.0),
+        "cache_s": seconds.get("cache", 0.0),
+        "communication_s": sum(waits),
+        "product_bytes": float(product_bytes(engine.model)),
+    }
+
+
+@contextmanager
+def layers_marked(engine: Any) -> Iterator[None]:
+    """Make all that a linear layer does a product's: unpacking its weight, and converting its rows too.
+
+    Plain layers in a compiled region are left alone: to mark them would compile it anew.
+    """
+    kinds = LAYERS[1:] if hasattr(engine, "compilation") else LAYERS
+    ranges: list[Any] = []
+
+    def enter(*_: Any) -> None:
+        ranges.append(record_function(PRODUCT))
+        ranges[-1].__enter__()
+
+    def leave(*_: Any) -> None:
+        ranges.pop().__exit__(None, None, None)
+
+    hooks = []
+    for layer in (one for one in engine.model.modules() if isinstance(one, kinds)):
+        hooks += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def terms(facts: dict[str, float], run: Sample, bandwidth: float) -> Terms:
+    """Milliseconds per output token of one unprofiled run's row, by part; they need not add up to what it took."""
+    scale = 1000 / sum(len(times) for times in run.token_times)
+    reading = min(facts["products_s"], facts["steps"] * facts["product_bytes"] / bandwidth)
+    known = facts["products_s"] + facts["attention_s"] + facts["cache_s"] + facts["communication_s"]
+    return Terms(
+        weights=scale * reading,
+        kv=scale * facts["attention_s"],
+        copies=scale * facts["cache_s"],
+        arithmetic=scale * (facts["products_s"] - reading),
+        launches=scale * max(0.0, facts["forward_s"] - known),
+        communication=scale * facts["communication_s"],
+        host=scale * (run.duration - run.facts["forward_s"]),
+    )
+
+
+def product_bytes(model: Any) -> int:
+    """Bytes of the weights that products read in a step; a head that is tied too, an embedding's lookup not."""
+    layers = [one for one in model.modules() if isinstance(one, LAYERS)]
+    if not isinstance(model.lm_head, LAYERS):  # a rank's own part of the vocabulary
+        layers.append(model.lm_head)
+    return sum(map(_bytes_of, layers))
+
+
+def _bytes_of(layer: Any) -> int:
+    if isinstance(layer, QuantizedLinear):
+        return layer.nbytes
+    weight = layer.packed if isinstance(layer, PackedLinear) else layer.weight
+    return weight.numel() * weight.element_size()
+
+
+def event_seconds() -> float:
+    """What the profiler takes for each event that it notes: small operators with it, and without."""
+    x = torch.ones(4)
+
+    def chain() -> None:
+        for _ in range(PROBE):
+            x.add_(1.0)
+
+    chain()
+    plain = min(_timed(chain) for _ in range(5))
+    profiled = []
+    for _ in range(3):
+        took: list[float] = []
+        records = Trace.of(lambda took=took: took.append(_timed(chain))).records  # type: ignore[misc]
+        profiled.append((took[0] - plain) / max(1, len(records)))
+    return max(0.0, min(profiled))
+
+
+def _timed(work: Any) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start

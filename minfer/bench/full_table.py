@@ -1,0 +1,218 @@
+"""`minfer bench table`: every optimisation as a row of one table, interleaved, resumable, each cell with its reason."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+from rich.console import Console
+from torch import nn
+
+from minfer.bench import ledger
+from minfer.bench.anatomy import anatomy, event_seconds
+from minfer.bench.contestants import Contestant, EngineContestant
+from minfer.bench.fast import Row
+from minfer.bench.figures import figures
+from minfer.bench.guard import Guard
+from minfer.bench.runner import Series, interleave
+from minfer.bench.variants import BLOCK, VARIANTS, Rows
+from minfer.bench.workloads import batch
+from minfer.core.bandwidth import copy_bandwidth
+from minfer.core.checkpoint import Checkpoint
+from minfer.core.config import ModelConfig
+from minfer.core.device import Device
+from minfer.core.errors import MinferError, OptionsError
+from minfer.core.hub import resolve
+from minfer.core.peak_memory import PeakMemory
+from minfer.cost.cost_model import CostModel
+from minfer.cost.hardware import calibrated_path, find_hardware
+from minfer.cost.probes import reading
+from minfer.cost.simulation import simulate
+from minfer.phase2 import Engine, EngineOptions
+
+KIND = "table"
+
+
+class FullTable:
+    """One table: its rows, its workload, and the ledger that grows with every run."""
+
+    def __init__(self, model: str, device: str, asked: dict[str, Any], out: Path | None, console: Console) -> None:
+        """`asked`: num_prompts, input_len, output_len, repeats, seed, only: what must agree to go on with a file."""
+        self.folder, self.device, self.out, self.console = resolve(model), Device.get(device), out, console
+        self.model, self.asked = model, asked
+        self.module: nn.Module = Engine.build_model(
+            Checkpoint(self.folder), EngineOptions(device=self.device, dtype="float32")
+        )
+        self.config = cast(ModelConfig, self.module.config)
+        lengths = (asked["input_len"], asked["output_len"])
+        if sum(lengths) * 3 // 2 + 1 > self.config.context:
+            raise OptionsError(
+                f"--input-len {lengths[0]} and --output-len {lengths[1]}, each up to half as long again, are more than "
+                f"the {self.config.context} tokens that {model} takes"
+            )
+        self.workload = batch(self.config.vocab_size, asked["num_prompts"], *lengths, asked["seed"])
+        self.made = self._resumed() or self._begun()
+
+    # ---- the ledger ----------------------------------------------------------------------------------------------
+
+    def _begun(self) -> dict[str, Any]:
+        return {
+            "schema": ledger.SCHEMA,
+            "kind": KIND,
+            "command": command(self.model, self.asked),
+            "model": self.model,
+            "dtype": "float32",
+            "device": str(self.device.torch_device),
+            "weight_bytes": sum(parameter.nbytes for parameter in self.module.parameters()),
+            "environment": ledger.environment(),
+            "asked": self.asked,
+            "bandwidth": max(reading(self.device), copy_bandwidth(self.device)),
+            "event_s": event_seconds(),
+            "finished": False,
+            "parts": [ledger.entry(self.workload, {})],
+        }
+
+    def _resumed(self) -> dict[str, Any] | None:
+        """What an interrupted table left in the file. Raises `OptionsError` for a file of anything else."""
+        if self.out is None or not self.out.exists():
+            return None
+        found = ledger.load(self.out)
+        if found.get("kind") != KIND or found["command"] != command(self.model, self.asked):
+            raise OptionsError(f"--out {self.out} is of {found['command']!r}: name another file, or remove this one")
+        if found["finished"]:
+            raise OptionsError(f"--out {self.out} is finished: name another file, or show it with minfer bench show")
+        self.console.print(f"minfer: going on with {self.out}", highlight=False)
+        return found
+
+    def _save(self) -> None:
+        if self.out is not None:
+            ledger.save(self.out, self.made)
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """The one workload's entry."""
+        return self.made["parts"][0]
+
+    def row(self, name: str) -> dict[str, Any]:
+        """The entry of a row, made where there is none."""
+        found = next((row for row in self.part["rows"] if row["name"] == name), None)
+        if found is None:
+            found = {"name": name, "samples": []}
+            self.part["rows"].append(found)
+        return found
+
+    # ---- the work ------------------------------------------------------------------------------------------------
+
+    def measure(self) -> dict[str, Any]:
+        """Make the rows, run them in turn, look into each once; returns the ledger."""
+        blocks = sum(-(-(len(r.prompt_ids) + (r.params.max_tokens or 0)) // BLOCK) + 1 for r in self.workload.requests)
+        with TemporaryDirectory(prefix="minfer-bench-") as scratch:
+            rows = Rows(
+                self.module, self.model, self.folder, Path(scratch), self.device, self.asked["num_prompts"]
+            ).all(blocks)
+            contestants = self.load(chosen(rows, self.asked["only"]))
+            try:
+                self.run(contestants)
+                self.look(contestants)
+            finally:
+                for contestant in contestants:
+                    getattr(contestant, "close", lambda: None)()
+        self.predict()
+        self.made["finished"] = True
+        self._save()
+        return self.made
+
+    def load(self, rows: list[Row]) -> list[Contestant]:
+        """Those that can be made, with the most memory that making each took; the others are noted with a reason."""
+        contestants: list[Contestant] = []
+        for row in rows:
+            entry = self.row(row.name)
+            if absent := row.absent or entry.get("absent", ""):
+                entry["absent"] = absent
+                continue
+            with self.console.status(f"loading {row.name}"), PeakMemory(self.device) as peak:
+                made = self.tried(row.name, row.make)
+            if made is not None:
+                contestants.append(made)
+                entry.setdefault("memory", {})["loading_bytes"] = peak.bytes
+        self._save()
+        return contestants
+
+    def tried(self, name: str, work: Callable[[], Any]) -> Any:
+        """What `work` gives; None if it cannot, and then the row says why."""
+        try:
+            return work()
+        except (MinferError, RuntimeError) as error:
+            self.row(name).update(samples=[], absent=f"failed: {error}")
+            return None
+
+    def run(self, contestants: list[Contestant]) -> None:
+        """In turn; the ledger is saved after every run."""
+        state = Series({row["name"]: ledger.runs(row) for row in self.part["rows"] if "absent" not in row})
+
+        def keep() -> None:
+            for name, samples in state.samples.items():
+                self.row(name)["samples"] = [sample.as_dict() for sample in samples]
+            for name, reason in state.failed.items():
+                self.row(name).update(samples=[], absent=reason)
+            self._save()
+
+        state.keep = keep
+        interleave(contestants, self.workload, self.asked["repeats"], self.console, state)
+        keep()
+
+    def look(self, contestants: list[Contestant]) -> None:
+        """Once into each row: its parts under the profiler, its memory, its answers beside those of FP32."""
+        guard = Guard(self.module, self.folder, self.device)
+        for contestant in contestants:
+            entry = self.row(contestant.name)
+            if "absent" in entry or "figures" in entry:
+                continue
+            with self.console.status(f"looking into {contestant.name}"):
+                entry["effective"] = contestant.effective()
+                if isinstance(contestant, EngineContestant):
+                    self._look_into(contestant, entry, guard)
+                entry["figures"] = figures(ledger.runs(entry), self.workload.input_tokens)
+            self._save()
+
+    def _look_into(self, contestant: EngineContestant, entry: dict[str, Any], guard: Guard) -> None:
+        engine: Any = contestant.engine
+        with PeakMemory(self.device) as peak:
+            contestant.run(self.workload)
+        pool = getattr(engine.cache, "pool", None)
+        entry["memory"]["kv_bytes"] = engine.cache.nbytes if pool is None else pool.nbytes
+        entry["memory"]["running_bytes"] = peak.bytes
+        entry["anatomy"] = anatomy(contestant, self.workload, self.made["event_s"])
+        entry["quality"] = guard.compare(engine)
+
+    def predict(self) -> None:
+        """What the cost model says of each row, if this machine was calibrated."""
+        if not calibrated_path().is_file():
+            return
+        hardware, by_name = find_hardware(None), {variant.name: variant for variant in VARIANTS}
+        for entry in self.part["rows"]:
+            if (variant := by_name.get(entry["name"])) is None or "figures" not in entry:
+                continue
+            together = self.asked["num_prompts"] if variant.together else 1
+            sample, _, _ = simulate(CostModel(variant.setup(self.config), hardware), self.workload, together)
+            entry["predicted"] = {
+                "output_throughput": sample.output_throughput,
+                "median_ttft_ms": sample.ttft_ms,
+                "median_tpot_ms": sample.tpot_ms,
+            }
+
+
+def chosen(rows: list[Row], only: list[str]) -> list[Row]:
+    """Rows whose names begin with one of `only`; all where none is given. Raises `OptionsError` for a strange name."""
+    for name in only:
+        if not any(row.name.lower().startswith(name.lower()) for row in rows):
+            raise OptionsError(f"--only {name!r} is no row: choose from {', '.join(row.name for row in rows)}")
+    return [row for row in rows if not only or any(row.name.lower().startswith(name.lower()) for name in only)]
+
+
+def command(model: str, asked: dict[str, Any]) -> str:
+    """The command line that makes this table."""
+    flags = [f"--{name.replace('_', '-')} {asked[name]}" for name in ("num_prompts", "input_len", "output_len")]
+    flags += [f"--repeats {asked['repeats']}", f"--seed {asked['seed']}"]
+    return " ".join(["minfer bench table -m", model, *flags, *(f"--only {json.dumps(o)}" for o in asked["only"])])

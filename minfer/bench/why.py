@@ -1,0 +1,75 @@
+"""Why two rows of a ledger differ: their measured times per token, and what each time goes to."""
+
+import statistics
+from itertools import pairwise
+from typing import Any
+
+from minfer.bench.anatomy import terms
+from minfer.bench.ledger import runs
+from minfer.bench.sample import Sample
+from minfer.core.errors import MinferError
+from minfer.cost.waterfall import ADVICE, MEANING, NAMES, Waterfall
+
+
+def row_named(ledger: dict[str, Any], name: str) -> dict[str, Any]:
+    """The row whose name is, or begins with, `name`, in any case. Raises `MinferError` for none, one without parts."""
+    rows = [row for part in ledger["parts"] for row in part["rows"]]
+    wanted = name.lower()
+    found = [row for row in rows if row["name"].lower() == wanted]
+    found = found or [row for row in rows if row["name"].lower().startswith(wanted)]
+    if len(found) != 1:
+        raise MinferError(f"{name!r} names {len(found)} rows: choose from {', '.join(row['name'] for row in rows)}")
+    row = found[0]
+    if "absent" in row:
+        raise MinferError(f"{row['name']} was not measured: n/a ({row['absent']})")
+    if "anatomy" not in row:
+        raise MinferError(f"{row['name']} has no parts: only minfer bench table looks into rows, and not into peers")
+    return row
+
+
+def waterfall(ledger: dict[str, Any], first: dict[str, Any], second: dict[str, Any]) -> Waterfall:
+    """From one row to the other, in ms per output token."""
+    rows = first, second
+    before, after = (terms(row["anatomy"], _median_run(row), ledger["bandwidth"]) for row in rows)
+    times = [[milliseconds(sample) for sample in runs(row)] for row in rows]
+    noise = max((max(each) - min(each)) / 2 for each in times)
+    return Waterfall.of(statistics.median(times[0]), statistics.median(times[1]), before, after, noise)
+
+
+def neighbours(ledger: dict[str, Any]) -> list[tuple[str, str, Waterfall]]:
+    """Of each row and the next one that has parts."""
+    rows = [row for row in ledger["parts"][0]["rows"] if "anatomy" in row and "absent" not in row]
+    return [(one["name"], other["name"], waterfall(ledger, one, other)) for one, other in pairwise(rows)]
+
+
+def milliseconds(sample: Sample) -> float:
+    """A run's time per output token."""
+    return 1000 / sample.output_throughput
+
+
+def _median_run(row: dict[str, Any]) -> Sample:
+    """The run in the middle, whose host time is taken."""
+    ordered = sorted(runs(row), key=milliseconds)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def in_words(ledger: dict[str, Any], one: str, other: str, made: Waterfall) -> list[str]:
+    """What changed, the largest part first; what the second row is bound by, and what to try."""
+    change = f"{made.first:.2f} → {made.second:.2f} ms per output token ({made.difference:+.2f}"
+    ratio = f"{made.first / made.second:.2f} × the tokens/s)"
+    said = [f"{one} → {other}: {change}; {ratio}"]
+    if made.is_noise:
+        said.append(f"that is no more than runs of one row differ by ({made.noise:.2f} ms): nothing is to be explained")
+    for name, change_ms in sorted(made.parts.items(), key=lambda part: -abs(part[1])):
+        if abs(change_ms) >= 0.005 * made.first:
+            said.append(f"  {change_ms:+8.2f} ms  {NAMES[name]}: {MEANING[name]}")
+    share = f"{made.unexplained_share:.0%} of the difference"
+    said.append(f"  {made.unexplained:+8.2f} ms  unexplained, {share}: the runs' drift, and what profiling changes")
+    row = row_named(ledger, other)
+    parts = terms(row["anatomy"], _median_run(row), ledger["bandwidth"])
+    bound = max(NAMES, key=lambda name: getattr(parts, name))
+    said.append(
+        f"{other} is bound by {NAMES[bound]}, {getattr(parts, bound) / made.second:.0%} of its time; to try next: "
+        f"{ADVICE[bound]}"
+    )
+    return said

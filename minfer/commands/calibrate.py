@@ -1,0 +1,95 @@
+"""`minfer calibrate`: measures this machine, and leaves its rates where predict and why find them."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from minfer.bench.ledger import environment
+from minfer.core.checkpoint import Checkpoint
+from minfer.core.device import Device
+from minfer.core.errors import OptionsError
+from minfer.core.hub import resolve
+from minfer.core.shapes import RandomCheckpoint, is_random
+from minfer.cost.calibration import calibrate as measure
+from minfer.cost.check import Cell, Check
+from minfer.cost.hardware import Hardware, calibrated_path, write
+from minfer.phase2 import Engine, EngineOptions
+
+WIDTH = 120  # columns in a file or a pipe
+
+
+def calibrate(
+    model: Annotated[str, typer.Option("--model", "-m", help="Whose shapes products and attention are timed in.")] = (
+        "tiny"
+    ),
+    device: Annotated[str, typer.Option(help="What is measured: auto, cpu, cuda, cuda:N.")] = "auto",
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks to measure the link between; 1: none.")] = 2,
+    check: Annotated[
+        bool, typer.Option("--check", help="Also run steps of engines, and compare them with their predictions.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="The file; default: this machine's own, in minfer's cache.")] = None,
+) -> None:
+    """Measure bandwidth, FLOP/s, products by dtype and rows, the cost of an operator, the host, and the link."""
+    if out is not None and not out.absolute().parent.is_dir():
+        raise OptionsError(f"--out {out}: there is no folder {out.parent}")
+    place = Device.get(device)
+    checkpoint = RandomCheckpoint(model) if is_random(model) else Checkpoint(resolve(model))
+    module = Engine.build_model(checkpoint, EngineOptions(device=place, dtype="float32"))
+    where = environment()
+    errors = Console(stderr=True)
+    with errors.status("") as status:
+        title = f"{where['cpu']}, {where['threads']} threads, torch {where['torch']}, in the shapes of {model}"
+        made = measure(module, place, title, ranks, lambda what: status.update(f"measuring {what}"))
+    path = out or calibrated_path()
+    write(path, made)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    show(console, made)
+    errors.print(f"minfer: written to {path}", highlight=False)
+    if check:
+        with errors.status("running steps of engines"):
+            cells = list(Check(module, place, made).cells())
+        show_check(console, cells)
+
+
+def show(console: Console, made: Hardware) -> None:
+    """The rates that can be said in a line, then products by rows."""
+    console.print(made.title)
+    console.print(f"memory {made.bandwidth / 1e9:.1f} GB/s; elementwise operators {made.moved / 1e9:.1f} GB/s")
+    rates = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in made.flops.items())
+    console.print(f"a large product, GFLOP/s: {rates}")
+    console.print(
+        f"an operator costs {made.operation * 1e6:.1f} µs; between forwards {made.step * 1e6:.0f} µs a step and "
+        f"{made.request * 1e6:.0f} µs a request"
+    )
+    if made.link is not None:
+        console.print(
+            f"an all-reduce costs {made.link.call * 1e6:.0f} µs and {1e6 * made.link.per:.3g} µs for each MB"
+            if made.link.per == 0
+            else f"an all-reduce costs {made.link.call * 1e6:.0f} µs, then {1e-9 / made.link.per:.2f} GB/s"
+        )
+    rows = [rows for rows, _ in next(iter(made.products.values()))["layers"].points]
+    table = Table(title="products of all layers, GFLOP/s by rows", title_justify="left")
+    table.add_column("weights")
+    for count in rows:
+        table.add_column(str(count), justify="right")
+    for name, parts in made.products.items():
+        table.add_row(name, *(f"{2e-9 * count / took:.0f}" for count, took in parts["layers"].points))
+    console.print(table)
+
+
+def show_check(console: Console, cells: list[Cell]) -> None:
+    """Every cell, and how far off the predictions are of decode steps, and of prompts."""
+    table = Table(title="steps that calibration has not seen, ms", title_justify="left")
+    for name in ("row", "step", "measured", "predicted", "error"):
+        table.add_column(name, justify="left" if name in ("row", "step") else "right")
+    for cell in cells:
+        times = (f"{1000 * seconds:.1f}" for seconds in (cell.measured, cell.predicted))
+        table.add_row(cell.row, cell.name, *times, f"{cell.error:+.0%}")
+    console.print(table)
+    for kind in ("decode", "prefill"):
+        errors = [abs(cell.error) for cell in cells if cell.name.startswith(kind)]
+        console.print(f"{kind}: {sum(errors) / len(errors):.0%} off on average, {max(errors):.0%} at most")

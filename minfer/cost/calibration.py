@@ -1,0 +1,115 @@
+"""Calibration: this machine's rates by probes, each timed alone; no engine's step is among them."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from minfer.bench.contestants import engine_class
+from minfer.bench.variants import VARIANTS, Variant
+from minfer.bench.workloads import decode
+from minfer.core.bandwidth import copy_bandwidth
+from minfer.core.device import Device
+from minfer.core.params import SamplingParams
+from minfer.cost import probes
+from minfer.cost.hardware import THIS_MACHINE, Hardware, Line
+from minfer.cost.simulation import Nothing
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MESSAGES = (2**12, 2**16, 2**20)
+Say = Callable[[str], None]
+
+
+def calibrate(module: nn.Module, device: Device, title: str, ranks: int, say: Say) -> Hardware:
+    """The rates of `device`, in the shapes of `module`, whose weights are float32; `say` hears what is measured next.
+
+    `ranks`: how many to measure the link between; 1: none.
+    """
+    config: Any = module.config
+    say("memory and operators")
+    bandwidth = max(probes.reading(device), copy_bandwidth(device))
+    made = Hardware(
+        name=THIS_MACHINE,
+        title=title,
+        bandwidth=bandwidth,
+        peak_bandwidth=bandwidth,
+        flops={name_of(dtype): probes.multiplying(dtype, device) for dtype in DTYPES},
+        operation=probes.operation(device),
+        moved=probes.moving(device),
+        sources={"all": "minfer calibrate; peak_bandwidth is the one that was measured"},
+    )
+    say("attention and gathering")
+    made = replace(
+        made,
+        gather={name_of(dtype): probes.gathering(config, dtype, device) for dtype in DTYPES},
+        decode={name_of(dtype): probes.decoding(config, dtype, device) for dtype in DTYPES},
+        prefill={name_of(dtype): probes.prompting(config, dtype, device) for dtype in DTYPES},
+    )
+    say("the host's part of a step")
+    between = host(config, device)
+    made = replace(made, step=between.call, request=between.per)
+    if ranks > 1:
+        say(f"the link between {ranks} ranks")
+        made = replace(made, link=link(ranks, device))
+    for variant in measured_variants():
+        say(f"products of {variant.setup(config).kernels}")
+        made.products[variant.setup(config).kernels] = products(variant, module, device)
+    return made
+
+
+def measured_variants() -> list[Variant]:
+    """One variant for each kind of products that rows have."""
+    names: dict[tuple[str, bool], Variant] = {}
+    for variant in VARIANTS:
+        if not variant.cuda and variant.ranks == 1:
+            names.setdefault((variant.weights, variant.phase >= 7), variant)
+    return list(names.values())
+
+
+@torch.inference_mode()
+def products(variant: Variant, module: nn.Module, device: Device) -> dict[str, probes.Curve]:
+    """Curves of its layers and of its head, from the very modules that its engine multiplies with."""
+    base = engine_class(max(variant.phase, 6))
+    options = {"num_blocks": 2, "max_batch": 1, **dict(variant.options)}
+    if variant.phase >= 7:
+        options["compiler"] = "none"
+    engine = base(copy.deepcopy(module).to(variant.dtype), None, base.Options(**options))
+    return probes.curves(list(probes.products(engine.model, variant.dtype, device)))
+
+
+def host(config: Any, device: Device) -> Line:
+    """Seconds of a step outside of the forward, and for each request in it: the engine over a model without work."""
+    points = [(float(batch), _idle_step(config, device, batch)) for batch in (1, 4, 16)]
+    return probes.line(points)
+
+
+def _idle_step(config: Any, device: Device, batch: int) -> float:
+    """Seconds of a decode step of `batch` requests on a model that computes nothing."""
+    base = engine_class(5)
+    nothing = Nothing(config).to(device.torch_device)
+    engine = base(nothing, None, base.Options(num_blocks=8 * batch, max_batch=batch))
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    running = [engine.submit(one.prompt_ids, params) for one in decode(config.vocab_size, batch, 16).requests]
+    for _ in range(4):
+        engine.step()
+    took = probes.seconds(engine.step, device, most=40)
+    while not all(sequence.finished for sequence in running):
+        engine.step()
+    return took
+
+
+def link(ranks: int, device: Device) -> Line:
+    """Latency and seconds per byte of an all-reduce between ranks on this machine, by the bytes a ring would move."""
+    from minfer.phase10.measurement import measure
+
+    found = measure(ranks, list(MESSAGES), str(device.torch_device))
+    ring = 2 * (ranks - 1) / ranks
+    return probes.line([(ring * one.nbytes, one.seconds) for one in found if one.operation == "AllReduce"])
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """float32 and the like."""
+    return str(dtype).removeprefix("torch.")

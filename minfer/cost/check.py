@@ -1,0 +1,101 @@
+"""Check: real steps of real engines beside their predictions; calibration has seen none of them."""
+
+import copy
+import random
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from minfer.bench.contestants import engine_class
+from minfer.bench.variants import BLOCK, VARIANTS, Variant
+from minfer.core.device import Device
+from minfer.core.params import SamplingParams
+from minfer.cost.cost_model import CostModel
+from minfer.cost.formulas import Step
+from minfer.cost.hardware import Hardware
+
+ROWS = ("Continuous batch", "BF16", "INT8", "Fused")
+DECODES = ((1, 40), (4, 90), (8, 200), (16, 90))
+PREFILLS = (64, 300)
+REPEATS = 7
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A kind of step, in seconds."""
+
+    row: str
+    name: str
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted / self.measured - 1
+
+
+class Check:
+    """The cells of some rows of the benchmark table."""
+
+    def __init__(self, module: nn.Module, device: Device, hardware: Hardware) -> None:
+        self.module, self.device, self.hardware = module, device, hardware
+        self.config: Any = module.config
+        self.draw = random.Random(0)
+
+    def cells(self) -> Iterator[Cell]:
+        """Row by row: decode steps by batch and context, then prompts."""
+        for variant in VARIANTS:
+            if variant.name in ROWS:
+                model = CostModel(variant.setup(self.config), self.hardware)
+                engine = self.engine(variant)
+                for batch, context in DECODES:
+                    step = Step.decode([context + REPEATS // 2] * batch, BLOCK)
+                    took = self.decode(engine, batch, context)
+                    yield Cell(variant.name, f"decode {batch} × 1 over {context}", took, model.step(step).total)
+                for tokens in PREFILLS:
+                    took = self.prefill(engine, tokens)
+                    yield Cell(variant.name, f"prefill {tokens}", took, model.step(Step.prefill(tokens)).total)
+
+    def engine(self, variant: Variant) -> Any:
+        """With room for the largest cell; no prefix is found again."""
+        most = max(batch * (context + 2 * REPEATS) for batch, context in DECODES)
+        options = {"num_blocks": 2 * most // BLOCK + 64, "share_prefixes": False, **dict(variant.options)}
+        base = engine_class(variant.phase)
+        return base(copy.deepcopy(self.module).to(variant.dtype), None, base.Options(max_batch=16, **options))
+
+    def prompt(self, tokens: int) -> list[int]:
+        """Any ids."""
+        return [self.draw.randrange(3, self.config.vocab_size) for _ in range(tokens)]
+
+    def decode(self, engine: Any, batch: int, context: int) -> float:
+        """Median seconds of a step that decodes one token of each of `batch` requests, each with `context` tokens."""
+        params = SamplingParams(max_tokens=REPEATS + 3, ignore_eos=True)
+        running = [engine.submit(self.prompt(context), params) for _ in range(batch)]
+        while not all(sequence.output_ids for sequence in running):
+            engine.step()
+        engine.step()
+        took = []
+        while not any(sequence.finished for sequence in running):
+            took.append(self.step(engine))
+        while not all(sequence.finished for sequence in running):
+            engine.step()
+        return statistics.median(took[:REPEATS])
+
+    def prefill(self, engine: Any, tokens: int) -> float:
+        """Median seconds of a step that computes one prompt."""
+        took = []
+        for _ in range(4):
+            engine.submit(self.prompt(tokens), SamplingParams(max_tokens=1, ignore_eos=True))
+            took.append(self.step(engine))
+        return statistics.median(took[1:])
+
+    def step(self, engine: Any) -> float:
+        """Seconds of the next step."""
+        start = self.device.clock()
+        engine.step()
+        self.device.synchronize()
+        return self.device.clock() - start

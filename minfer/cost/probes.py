@@ -1,0 +1,179 @@
+"""Probes: small pieces of work, timed alone, whose rates the cost model is made of. No probe is an engine's step."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minfer.core.attention import Visible, attend
+from minfer.core.config import ModelConfig
+from minfer.core.device import Device
+from minfer.cost.hardware import Curve, Line
+from minfer.phase6 import QuantizedLinear
+from minfer.phase7.product import PackedLinear, TransposedLinear
+
+LAYERS = (nn.Linear, QuantizedLinear, PackedLinear, TransposedLinear)
+ROWS = (1, 2, 6, 12, 24, 48, 96, 192, 512)
+MOST_LOGITS = 96  # rows that need logits at once: one of each request
+SLOW = 1.0  # seconds
+READING = 2**26  # numbers: more than caches hold
+LEAST = 0.05  # seconds that a probe is repeated for
+
+
+def seconds(work: Callable[[], object], device: Device, least: float = 0.0, most: int = 1000) -> float:
+    """The least time of a call, the first one not counted; but that one's time if it is too long to be repeated.
+
+    What else the machine does only ever adds to a call's time.
+    """
+    first = once(work, device)
+    if first > SLOW:
+        return first
+    took = [once(work, device), once(work, device)]
+    while sum(took) < (least or LEAST) and len(took) < most:
+        took.append(once(work, device))
+    return min(took)
+
+
+def once(work: Callable[[], object], device: Device) -> float:
+    """Seconds of one call, until the device has done it."""
+    device.synchronize()
+    start = device.clock()
+    work()
+    device.synchronize()
+    return device.clock() - start
+
+
+def products(model: Any, rows_dtype: torch.dtype, device: Device) -> Iterator[tuple[str, int, float]]:
+    """Part, rows, seconds per weight: all layers' products one after another, as a forward meets them; and the head's.
+
+    The weights of a model that is larger than the caches come from memory each time, as they do in a step.
+    """
+    random = partial(torch.randn, dtype=rows_dtype, device=device.torch_device)
+    layers = [one for one in model.layers.modules() if isinstance(one, LAYERS)]
+    for rows in ROWS:
+        inputs = {width: random((rows, width)) for width in widths(layers)}
+        took = seconds(partial(each, layers, inputs), device)
+        yield "layers", rows, took / sum(map(weights_in, layers))
+        if rows <= MOST_LOGITS:
+            took = seconds(partial(model.lm_head, random((rows, width_in(model.lm_head)))), device)
+            yield "head", rows, took / weights_in(model.lm_head)
+
+
+def each(layers: list[Any], inputs: dict[int, Tensor]) -> None:
+    """Every layer once, on the input of its width."""
+    for layer in layers:
+        layer(inputs[width_in(layer)])
+
+
+def widths(layers: list[Any]) -> set[int]:
+    """The widths of inputs."""
+    return {width_in(layer) for layer in layers}
+
+
+def width_in(layer: Any) -> int:
+    """Columns of the weight."""
+    return layer.weight.shape[1] if isinstance(layer, TransposedLinear) else layer.in_features
+
+
+def weights_in(layer: Any) -> int:
+    """Numbers in the weight."""
+    return layer.weight.numel() if isinstance(layer, TransposedLinear) else layer.in_features * layer.out_features
+
+
+def curves(found: list[tuple[str, int, float]]) -> dict[str, Curve]:
+    """By part."""
+    return {
+        part: Curve(tuple((rows, took) for name, rows, took in found if name == part)) for part in ("layers", "head")
+    }
+
+
+def line(points: list[tuple[float, float]]) -> Line:
+    """The line through (size, seconds) of least relative error, neither number below 0."""
+    import numpy as np
+
+    size, took = np.array(points).T
+    columns = np.stack([1 / took, size / took], 1)
+    call, per = np.linalg.lstsq(columns, np.ones(len(points)), rcond=None)[0]
+    if call < 0:
+        call, per = 0.0, float(np.mean(took / size))
+    if per < 0:
+        call, per = float(np.mean(took)), 0.0
+    return Line(float(call), float(per))
+
+
+def gathering(config: ModelConfig, dtype: torch.dtype, device: Device) -> Line:
+    """A layer's share of a paged cache: two stores, two gatherings; by the bytes that are read and written."""
+    slot = torch.tensor([3], device=device.torch_device)
+    points = []
+    for blocks in (4, 24, 160):
+        shape = (2, blocks + 1, 16, config.num_kv_heads, config.head_dim)
+        pool = torch.zeros(shape, dtype=dtype, device=device.torch_device)
+        order = torch.randperm(blocks, device=device.torch_device)
+        took = seconds(partial(store_and_gather, pool, slot, order), device)
+        points.append((2.0 * pool[:, :-1].numel() * pool.element_size(), took))
+    return line(points)
+
+
+def store_and_gather(pool: Tensor, slot: Tensor, order: Tensor) -> None:
+    """As a layer of a paged cache does: keys and values `(2, blocks, block_size, n_kv_heads, head_dim)`."""
+    for part in pool:
+        part.flatten(0, 1).index_copy_(0, slot, part[-1, :1].clone())
+        part.index_select(0, order)
+
+
+def decoding(config: ModelConfig, dtype: torch.dtype, device: Device) -> Line:
+    """A layer's attention of single tokens, by the bytes of keys and values that it reads."""
+    random = partial(torch.randn, dtype=dtype, device=device.torch_device)
+    points = []
+    for batch, context in ((1, 48), (1, 384), (6, 96), (12, 320)):
+        query = random((batch, 1, config.num_heads, config.head_dim))
+        keys, values = (random((batch, context, config.num_kv_heads, config.head_dim)) for _ in range(2))
+        mask = torch.ones(batch, 1, 1, context, dtype=torch.bool, device=device.torch_device)
+        took = seconds(partial(attend, query, Visible(keys, values, mask)), device)
+        points.append((2.0 * keys.nbytes, took))
+    return line(points)
+
+
+def prompting(config: ModelConfig, dtype: torch.dtype, device: Device) -> Line:
+    """A layer's causal attention of a prompt, by its FLOPs, as they are counted: masked ones too."""
+    random = partial(torch.randn, dtype=dtype, device=device.torch_device)
+    points = []
+    for tokens in (24, 96, 384):
+        query = random((tokens, config.num_heads, config.head_dim))
+        keys, values = (random((tokens, config.num_kv_heads, config.head_dim)) for _ in range(2))
+        took = seconds(partial(attend, query, Visible(keys, values, is_causal=True)), device)
+        points.append((4.0 * config.num_heads * config.head_dim * tokens**2, took))
+    return line(points)
+
+
+def operation(device: Device) -> float:
+    """Seconds of an operator on so few numbers that only calling it costs."""
+    x = torch.ones(8, 8, device=device.torch_device)
+
+    def chain() -> None:
+        y = x
+        for _ in range(100):
+            y = y * x + x
+
+    return seconds(chain, device) / 200
+
+
+def moving(device: Device) -> float:
+    """Bytes per second of elementwise operators on the rows of a prompt, which caches hold."""
+    x = torch.ones(256, 1536, device=device.torch_device)
+    return 3 * x.nbytes / max(1e-9, seconds(lambda: x * x, device) - operation(device))
+
+
+def reading(device: Device) -> float:
+    """Bytes per second of reading far more than caches hold: a sum over 256 MB."""
+    x = torch.ones(READING, device=device.torch_device)
+    return x.nbytes / seconds(x.sum, device, least=0.3)
+
+
+def multiplying(dtype: torch.dtype, device: Device) -> float:
+    """FLOPs per second of a large product."""
+    size = 768 if device.torch_device.type == "cpu" else 8192
+    x = torch.randn(size, size, dtype=dtype, device=device.torch_device)
+    return 2 * size**3 / seconds(lambda: x @ x, device)

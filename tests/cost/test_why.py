@@ -1,0 +1,135 @@
+"""Why rows differ: parts of scripted anatomies, what is said of them, and the anatomy of a real engine."""
+
+import pytest
+
+from minfer.bench import full_grid, ledger
+from minfer.bench.anatomy import anatomy, event_seconds, product_bytes, terms
+from minfer.bench.contestants import EngineContestant
+from minfer.bench.sample import Sample
+from minfer.bench.why import in_words, neighbours, row_named, waterfall
+from minfer.bench.workloads import batch
+from minfer.core.errors import MinferError
+from minfer.cost.formulas import Formulas
+from minfer.course.tiny import tiny_model
+
+ANATOMY = {
+    **{"steps": 4.0, "calls": 50.0, "forward_s": 0.8, "products_s": 0.5, "attention_s": 0.1, "cache_s": 0.05},
+    **{"communication_s": 0.0, "product_bytes": 1e8},
+}
+
+
+def row(name, *durations, **changes):
+    """A row of runs of four tokens that took so long, 0.1 s of it outside of the forward; bandwidth is 1 GB/s."""
+    samples = [
+        Sample([[0.1, 0.2, 0.3, 0.4]], at, {"forward_s": at - 0.1, "steps": 4.0}, [0.0]).as_dict() for at in durations
+    ]
+    figures = {"output_throughput": 4 / durations[0]}
+    return {"name": name, "samples": samples, "anatomy": {**ANATOMY, **changes}, "figures": figures}
+
+
+def table(*rows):
+    environment = {"load_at_start": 0.0, "cores": 2}
+    part = {"about": "scripted", "rows": list(rows), "workload": "table"}
+    return {"kind": "table", "bandwidth": 1e9, "environment": environment, "finished": True, "parts": [part]}
+
+
+FIRST = row("FP32", 0.95, 0.9, 0.94)
+SECOND = row("INT8", 0.5, forward_s=0.42, products_s=0.2, product_bytes=2.5e7)
+
+
+def test_the_parts_of_a_row_are_its_time_per_token():
+    parts = terms(ANATOMY, ledger.runs(FIRST)[1], 1e9)
+    assert parts.weights == pytest.approx(100)  # 4 steps of 0.1 s of reading, over 4 tokens
+    assert parts.arithmetic == pytest.approx(25)
+    assert parts.launches == pytest.approx(1000 * (0.8 - 0.5 - 0.1 - 0.05) / 4)
+    assert parts.host == pytest.approx(25)
+    assert parts.total == pytest.approx(225)  # 0.9 s over 4 tokens: nothing is unexplained
+
+
+def test_products_that_are_faster_than_memory_came_from_a_cache():
+    parts = terms({**ANATOMY, "product_bytes": 1e9}, ledger.runs(FIRST)[0], 1e9)
+    assert (parts.weights, parts.arithmetic) == (pytest.approx(125), 0)
+
+
+def test_the_waterfall_is_of_medians_and_names_what_is_left():
+    made = waterfall(table(FIRST, SECOND), FIRST, SECOND)
+    assert (made.first, made.second) == (pytest.approx(235), pytest.approx(125))
+    assert made.parts["weights"] == pytest.approx(25 - 100)
+    assert made.parts["arithmetic"] == pytest.approx(25 - 25)
+    assert sum(made.parts.values()) + made.unexplained == pytest.approx(made.difference) == -110
+    assert made.noise == pytest.approx(1000 * 0.05 / 4 / 2)
+
+
+def test_in_words_the_largest_part_comes_first_and_the_bottleneck_has_advice():
+    found = table(FIRST, SECOND)
+    said = in_words(found, "FP32", "INT8", waterfall(found, FIRST, SECOND))
+    assert said[0] == "FP32 → INT8: 235.00 → 125.00 ms per output token (-110.00; 1.88 × the tokens/s)"
+    assert "weights read" in said[1]
+    assert "unexplained" in said[-2]
+    assert said[-1].startswith("INT8 is bound by weights read, 20% of its time")
+
+
+def test_a_difference_within_the_runs_own_is_said_to_be_none():
+    other = row("FP16", 0.93, 0.96)
+    found = table(FIRST, other)
+    assert "nothing is to be explained" in in_words(found, "FP32", "FP16", waterfall(found, FIRST, other))[1]
+
+
+def test_rows_without_parts_are_skipped_by_neighbours_and_refused_by_name():
+    absent = {"name": "CUDA graph", "samples": [], "absent": "no CUDA device"}
+    peer = {"name": "llama.cpp f32", "samples": FIRST["samples"]}
+    found = table(FIRST, absent, peer, SECOND)
+    assert [(one, other) for one, other, _ in neighbours(found)] == [("FP32", "INT8")]
+    with pytest.raises(MinferError, match=r"CUDA graph was not measured: n/a \(no CUDA device\)"):
+        row_named(found, "cuda")
+    with pytest.raises(MinferError, match=r"llama\.cpp f32 has no parts"):
+        row_named(found, "llama")
+    with pytest.raises(MinferError, match="'Z' names 0 rows: choose from FP32, CUDA graph"):
+        row_named(found, "Z")
+    assert row_named(found, "int")["name"] == "INT8"
+
+
+def test_a_name_that_begins_two_rows_is_refused_unless_it_is_one():
+    found = table(FIRST, row("FP32 fused", 1.0))
+    assert row_named(found, "fp32") is FIRST
+    with pytest.raises(MinferError, match="'FP' names 2 rows"):
+        row_named(found, "FP")
+
+
+def test_a_row_that_cannot_be_has_its_reason_and_no_figure_and_no_prediction_error():
+    found = table(FIRST, {"name": "Streams", "samples": [], "absent": "phase 9 is not built"})
+    speed, cost = full_grid.grids(found)
+    assert speed.rows[1] == ["Streams: n/a (phase 9 is not built)", *["–"] * (len(speed.head) - 1)]
+    assert [cells[0] for cells in cost.rows] == ["FP32"]
+    assert full_grid.mbu(found, FIRST) == pytest.approx(4 * 1e8 / 0.94 / 1e9)
+
+
+# ---- a real engine -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("phase", "options"), [(4, {}), (6, {"quantization": "int8"}), (7, {})])
+def test_the_anatomy_of_a_run_has_its_parts_inside_the_forward(phase, options):
+    import torch
+
+    if phase >= 5:
+        options = {**options, "num_blocks": 64}
+    model = tiny_model("llama", 17).module(torch.float32)
+    contestant = EngineContestant(phase, model, **options)
+    work = batch(17, 3, 6, 4)
+    seen = anatomy(contestant, work, 0.0)
+    run = contestant.run(work)
+    assert seen["steps"] == run.facts["steps"]
+    assert all(seen[part] > 0 for part in ("products_s", "attention_s", "cache_s"))
+    assert seen["products_s"] + seen["attention_s"] + seen["cache_s"] < seen["forward_s"]
+    assert "forward" not in vars(contestant.engine)  # the engine is as it was
+    assert not any(module._forward_hooks for module in contestant.engine.model.modules())
+
+
+def test_the_bytes_of_products_are_those_of_the_formulas():
+    module = tiny_model("llama", 17).module()
+    formulas = Formulas(module.config, "float64")
+    assert product_bytes(module) == formulas.layer_bytes + formulas.head_bytes
+
+
+def test_an_event_costs_the_profiler_some_time_and_no_more_than_an_operator():
+    assert 0 <= event_seconds() < 1e-3
