@@ -4,12 +4,12 @@ import importlib
 
 from matplotlib.figure import Figure
 
-from scripts.lesson_figures.style import DARK, LIGHT, PALE, figure
+from scripts.lesson_figures.style import DARK, LIGHT, MID, PALE, figure
 
 
-HOOKS = (
+ORDER = (
     *("load", "build_model", "prepare_model", "allocate", "sequences", "run", "groups", "admit", "release"),
-    *("step", "execute", "prepare", "forward", "sample", "commit"),
+    *("step", "execute", "advance", "launch", "prepare", "forward", "sample", "land", "commit"),
 )
 NAMES = {
     1: "basic loop",
@@ -30,14 +30,17 @@ def hooks() -> Figure:
     """A row for each phase, a column for each hook; dark: this phase has its own."""
     made = figure(9.6, 4.2)
     axes = made.subplots()
+    columns = [hook for hook in ORDER if any(hook in own_methods(phase) for phase in NAMES)]
+    counts = []
     for row, phase in enumerate(NAMES):
-        own = overridden(phase)
-        for column, hook in enumerate(HOOKS):
-            colour = DARK if hook in own else PALE
-            axes.barh(row, 0.86, 0.8, left=column - 0.43, color=colour if phase > 1 or hook not in own else LIGHT)
+        own, known = own_methods(phase), set().union(*(own_methods(earlier) for earlier in range(1, phase)))
+        for column, hook in enumerate(columns):
+            colour = (DARK if hook in known else MID) if hook in own else PALE
+            axes.barh(row, 0.86, 0.8, left=column - 0.43, color=LIGHT if phase == 1 and hook in own else colour)
+        counts.append(sum(hook in own and hook in known for hook in columns))
     labels = [f"{name}  {phase}" for phase, name in NAMES.items()]
-    axes.set(yticks=range(len(NAMES)), yticklabels=labels, xlim=(-0.6, len(HOOKS) - 0.4), ylim=(10.6, -0.6))
-    axes.set_xticks(range(len(HOOKS)), HOOKS, rotation=35, ha="left", rotation_mode="anchor")
+    axes.set(yticks=range(len(NAMES)), yticklabels=labels, xlim=(-0.6, len(columns) - 0.4), ylim=(10.6, -0.6))
+    axes.set_xticks(range(len(columns)), columns, rotation=35, ha="left", rotation_mode="anchor")
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     for side in axes.spines.values():
@@ -49,7 +52,7 @@ def hooks() -> Figure:
     return made
 
 
-def overridden(phase: int) -> set[str]:
+def own_methods(phase: int) -> set[str]:
     """The methods that a phase's Engine has of its own; none of a phase that is not built."""
     try:
         engine = importlib.import_module(f"minfer.phase{phase}").Engine
