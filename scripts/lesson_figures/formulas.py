@@ -42,7 +42,7 @@ def what_fits() -> Figure:
         "phase 1:\nbuild in float32,\nconvert, move": 2 * final,
         "phase 2:\none tensor\nat a time": final + largest,
     }
-    for row, (name, peak) in enumerate(peaks.items()):
+    for row, peak in enumerate(peaks.values()):
         right.barh(row, final, 0.6, color=DARK)
         hatched = {"color": "white", "edgecolor": DARK, "hatch": HATCH, "linewidth": 0.6}
         right.barh(row, peak - final, 0.6, left=final, **hatched)

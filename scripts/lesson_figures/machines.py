@@ -1,6 +1,7 @@
 """Figures of machines: counted operators, and models of time that say so, with their numbers on the axes."""
 
 import json
+from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -51,9 +52,9 @@ def operators() -> Figure:
     )
     axes.invert_yaxis()
     axes.legend(frameon=False, loc="upper right", bbox_to_anchor=(1, 0.42), ncols=2)
-    axes.set_title(
-        f"Merging takes {names and OPERATORS['rows'][names[0]][0] - OPERATORS['rows'][names[-1]][0]} products away, compiling more than half of the rest: {totals[0]} calls become {totals[1]}"
-    )
+    merged = OPERATORS["rows"][names[0]][0] - OPERATORS["rows"][names[-1]][0]
+    said = f"Merging takes {merged} products away, compiling more than half of the rest"
+    axes.set_title(f"{said}: {totals[0]} calls become {totals[1]}")
     return made
 
 
@@ -63,19 +64,14 @@ def graphs() -> Figure:
     left, right = made.subplots(1, 2)
     count, launch = 213, 5.0
     kernels = [0.5 * k for k in range(1, 25)]
-    left.plot(
-        kernels,
-        [count * max(launch, k) / 1000 for k in kernels],
-        color=WARM,
-        linestyle="--",
-        label="launched one by one",
-    )
     left.plot(kernels, [(launch + count * k) / 1000 for k in kernels], color=DARK, label="replayed as a graph")
+    launched = [count * max(launch, k) / 1000 for k in kernels]
+    left.plot(kernels, launched, color=WARM, linestyle="--", linewidth=2, label="launched one by one")
     left.axvline(launch, color=LIGHT, linewidth=1)
     left.text(launch + 0.2, 0.1, "as long as its launch", fontsize=8)
     left.set(xlabel="µs that a kernel takes", ylabel="ms a step", ylim=(0, 3.4), xlim=(0, 12))
     left.legend(frameon=False, loc="upper left")
-    left.set_title(f"A model ({count} kernels, {launch:g} µs a launch): a graph helps short kernels only")
+    left.set_title(f"A model of {count} kernels: below {launch:g} µs a graph helps")
     rows = range(1, 17)
     sizes = [Buckets(16, 1, 1000).holding(row, 1) for row in rows]
     right.bar(
@@ -116,7 +112,7 @@ def streams() -> Figure:
     for axes, title in (
         (
             plain,
-            f"One after another: three steps in {before:g} ms, the card idle for {host:g} of every {host + device:g} ms",
+            f"One after another: three steps in {before:g} ms, the card idle for {host:g} of each {host + device:g} ms",
         ),
         (overlapped, f"Overlapped: {after:g} ms; the host reads a step's ids (arrows) when the next step runs already"),
     ):
@@ -137,7 +133,7 @@ def ranks() -> Figure:
     for rank, (colour, y) in enumerate(((PALE, 2.2), (LIGHT, 0.2))):
         box(left, 0, y, 0.9, 1.2, "x\n(whole)", "white")
         box(left, 1.5, y, 1.7, 1.2, f"rank {rank}\ncolumns of\nq k v, gate up", colour)
-        box(left, 3.8, y, 1.3, 1.2, f"its heads,\nits inner\nchannels", colour)
+        box(left, 3.8, y, 1.3, 1.2, "its heads,\nits inner\nchannels", colour)
         box(left, 5.7, y, 1.7, 1.2, f"rank {rank}\nrows of\no, down", colour)
         for start, end in ((0.9, 1.5), (3.2, 3.8), (5.1, 5.7)):
             arrow(left, (start, y + 0.6), (end, y + 0.6))
@@ -170,7 +166,7 @@ def latencies() -> Figure:
     box(axes, arrived, 0, scheduled, 0.6, "queue", PALE)
     box(axes, scheduled, 0, 0.7, 0.6, "prefill", MID)
     box(axes, 1.3, 0, 0.1, 0.6, "", DARK)
-    for number, (start, end) in enumerate(zip(tokens, tokens[1:], strict=False)):
+    for number, (start, end) in enumerate(pairwise(tokens)):
         box(axes, start, 0, end - start, 0.6, f"ITL {end - start:.1f}", LIGHT if number != 2 else WARM)
     for token in tokens:
         axes.plot([token], [0.72], marker="v", color=DARK, markersize=5)
@@ -192,7 +188,6 @@ def latencies() -> Figure:
         yticks=(),
     )
     axes.spines["left"].set_visible(False)
-    axes.set_title(
-        f"A mean of {took:.2f} s a token hides the one gap of {max(b - a for a, b in zip(tokens, tokens[1:], strict=False)):.1f} s that the user saw"
-    )
+    longest = max(end - start for start, end in pairwise(tokens))
+    axes.set_title(f"A mean of {took:.2f} s a token hides the one gap of {longest:.1f} s that the user saw")
     return made

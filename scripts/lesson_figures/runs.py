@@ -124,26 +124,26 @@ def continuous() -> Figure:
     made = figure(9.6, 6.2)
     static, paged, empty = made.subplots(3, 1, sharex=True, height_ratios=(1, 1, 1))
     for axes, phase, name in ((static, 4, "Static batches"), (paged, 5, "Continuous batching")):
-        recording, unused = record(load(phase, max_batch=4))
+        recording, usages = record(load(phase, max_batch=4))
         _rows(axes, recording, name)
         style = {"color": DARK, "linewidth": 1.6} if phase == 5 else {"color": WARM, "linestyle": "--"}
-        mean = sum(unused) / len(unused)
-        label = f"{'blocks of 16' if phase == 5 else 'a row for the longest answer'}: {mean:.0%} on average"
-        empty.plot([100 * one for one in unused], label=label, **style)
+        mean = 1 - sum(usage.held for usage in usages) / sum(usage.allocated for usage in usages)
+        label = f"{'blocks of 16' if phase == 5 else 'a row for the longest answer'}: {mean:.0%} of all"
+        empty.plot([100 * usage.unused for usage in usages], label=label, **style)
     empty.set(xlabel="step", ylabel="% of slots empty", ylim=(0, 100))
     empty.set_title("Reserved slots of the KV cache that hold no token: pages lose only the end of each last block")
-    empty.legend(frameon=False, loc="lower right")
+    empty.legend(frameon=False, loc="center right")
     return made
 
 
-def record(engine: Any) -> tuple[Recording, list[float]]:
-    """A run of twelve requests, four at a time: its steps, and the share of the cache that was empty after each."""
-    recording, unused = Recording(), []
+def record(engine: Any) -> tuple[Recording, list[Any]]:
+    """A run of twelve requests, four at a time: its steps, and how the cache was used after each."""
+    recording, usages = Recording(), []
     sequences = engine.sequences(PROMPTS * 3, answers(MANY))
     for advanced in engine.run(sequences):
         recording.note(engine, sequences, advanced)
-        unused.append(engine.kv_usage().unused)
-    return recording, unused
+        usages.append(engine.kv_usage())
+    return recording, usages
 
 
 def _rows(axes: Axes, recording: Recording, name: str) -> None:
