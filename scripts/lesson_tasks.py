@@ -25,8 +25,8 @@ def block(exercise: Exercise) -> str:
         codes = ", ".join(f"{code} ({points:g})" for code, points in task.checks.items())
         heading = f'<a id="task-{task.number}"></a>\n### Task {task.number}: {task.title} ({task.points:g} points)'
         parts.append(f"\n{heading}\n\n{filled(task.goal)}\n\n{filled(f'Write {names}. Checked by {codes}.')}\n")
-    given = f"\nGiven: {', '.join(exercise.given)}.\n" if exercise.given else ""
-    return f"\nAbout {exercise.minutes} minutes.\n{given}{''.join(parts)}\n"
+    given = f" `{exercise.given_module}.py`, beside the starter, has what is given." if exercise.given else ""
+    return f"\nAbout {exercise.minutes} minutes.{given}\n{''.join(parts)}\n"
 
 
 def filled(text: str) -> str:
