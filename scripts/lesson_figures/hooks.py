@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from scripts.lesson_figures.style import DARK, LIGHT, MID, PALE, figure
 
 ORDER = (
-    *("load", "build_model", "prepare_model", "allocate", "sequences", "run", "groups", "admit", "release"),
+    *("load", "build_model", "home", "prepare_model", "allocate", "sequences", "run", "groups", "admit", "release"),
     *("step", "execute", "advance", "launch", "prepare", "forward", "sample", "land", "commit"),
 )
 NAMES = {
