@@ -4,7 +4,7 @@ The file, all of whose keys are required but `given`:
 
     title = "KV cache"            what the phase is called
     minutes = 60                  how long it takes whoever has read the lesson
-    given = ["state.py"]          modules of the phase that the student is given complete, in a file of their own
+    given = true                  give what no task is in, and nothing of a task is needed for, in a file of its own
 
     [[task]]                      2 to 5 of them, in the order to do them; the first is task 1
     title = "Room for one"        a few words
@@ -17,14 +17,14 @@ A code belongs to the tests whose names begin so: P3-06 to `test_P3_06_…`, and
 `test_P0_…`. Tests of one code share its points equally. Each test of `tests/phaseN` has exactly one task: that with
 the longest code that fits. The points of all tasks sum to 100.
 
-The starter is `phases/phaseN/exercise.py`, and where something is `given` `phases/phaseN/phaseN_given.py`: whoever
+The starter is `phases/phaseN/exercise.py`, and with `given` `phases/phaseN/phaseN_given.py`: whoever
 copies the one copies the other beside it, under its own name (`Exercise.files`). In the starter each body in `write`
 is `raise NotImplementedError("P3 task 1: …")`, so a check that ends with the to-do of another task than its own is
 blocked by that task.
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class Exercise:
     title: str
     minutes: int
     tasks: tuple[Task, ...]
-    given: tuple[str, ...] = field(default=())
+    given: bool = False
 
     @classmethod
     def read(cls, phase: int, folder: Path) -> "Exercise":
@@ -79,7 +79,7 @@ class Exercise:
             raise MinferError(f"{path}: {error}") from error
         try:
             tasks = tuple(_task(number, about) for number, about in enumerate(found.pop("task"), 1))
-            exercise = cls(phase, tasks=tasks, given=tuple(found.pop("given", ())), **found)
+            exercise = cls(phase, tasks=tasks, **found)
         except (KeyError, TypeError) as error:
             raise MinferError(f"{path}: a key is absent or unknown: {error}") from error
         exercise.check(path)

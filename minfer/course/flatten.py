@@ -4,21 +4,17 @@ What only earlier phases used is left out: nouns that were replaced, and methods
 """
 
 import ast
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
 
 from minfer.course.folding import Folding
 from minfer.course.source.gather import Gathered
 from minfer.course.source.imports import import_block
 from minfer.course.source.library import Definition, find, module, phase_of
-from minfer.course.source.lineage import CONSTRUCTOR, ENGINE, Ancestor, Lineage, Member, options_of
-from minfer.course.source.module import Imported, Module, Statement
+from minfer.course.source.lineage import CONSTRUCTOR, Lineage, Member, options_of
+from minfer.course.source.module import Statement
 from minfer.course.source.names import attributes
-from minfer.course.source.rewrite import as_comment, indented, renamed
-
-RULE = 118
-"""Columns of a line that opens a section."""
+from minfer.course.source.naming import Meaning, Naming
+from minfer.course.source.rewrite import indented, renamed
+from minfer.course.source.sections import file_text, sections_text
 
 
 def flatten(phase: int) -> str:
@@ -40,7 +36,7 @@ class Flat:
         for ancestor in self.options.ancestors[:1]:
             for part in [*ancestor.node.bases, *ancestor.node.decorator_list]:
                 self.gathered.need(ancestor.module, part)
-        self.names = self._names_by_module()
+        self.naming = self._naming()
 
     # ---- what is in it -------------------------------------------------------------------------------------------
 
@@ -61,14 +57,14 @@ class Flat:
             live |= more
 
     def _is_internal(self, name: str) -> bool:
-        """Whether the class that brought a member uses it itself, or it is an attribute: then it lives as long as that."""
+        """Whether it lives as long as what uses it: attributes, and what its own class has brought to use itself."""
         member = self.lineage.versions(name)[0]
         others = [one for one in member.owner.members.values() if one.name != name]
         return not member.is_method or any(name in attributes(one.statement.node) for one in others)
 
     @staticmethod
     def _names(lineage: Lineage) -> list[str]:
-        """The members' names: the oldest class's first, each later one's new ones behind those that they stand behind."""
+        """The members' names: the oldest class's, and each later one's new ones behind what they stand behind there."""
         names: list[str] = []
         for ancestor in lineage.ancestors:
             place = 0
@@ -90,50 +86,28 @@ class Flat:
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
-    def _names_by_module(self) -> dict[Module, dict[str, str]]:
-        """For each module, the names that differ in the result: aliases, and what two modules call alike."""
-        new: dict[Definition | Imported, str] = {}
-        aliases: dict[tuple[str, str], str] = {}
-        for one in sorted(self.gathered.imports, key=lambda one: (not one.module.startswith("minfer"), one.what)):
-            alias = _longer(one.module, one.alias) if one.alias in new.values() else one.alias
-            new[one] = aliases.setdefault(one.what, alias)
-        self.imports = [replace(one, alias=new[one]) for one in self.gathered.imports]
-        own = [(one, name) for one in self.gathered.modules() for s in self.gathered.ordered(one) for name in s.names]
-        count = Counter([*new.values(), *(name for _, name in own)])
-        new |= {Definition(one, name): name if count[name] == 1 else _longer(one.name, name) for one, name in own}
-        for lineage in (self.lineage, self.options):
-            new |= {one.definition: lineage.youngest.node.name for one in lineage.ancestors}
-        users = {*self.gathered.statements, *(one.module for one in self._classes())}
-        return {user: self._names_in(user, new) for user in users}
-
-    @staticmethod
-    def _names_in(user: Module, new: dict[Definition | Imported, str]) -> dict[str, str]:
-        found = {name: find(user, name) for name in [*user.defined, *user.imports]}
-        return {name: new[what] for name, what in found.items() if what in new and new[what] != name}
-
-    def _classes(self) -> list[Ancestor]:
-        return [*self.lineage.ancestors, *self.options.ancestors]
+    def _naming(self) -> Naming:
+        gathered = self.gathered
+        own = [Definition(one, name) for one in gathered.modules() for s in gathered.ordered(one) for name in s.names]
+        fixed: dict[Meaning, str] = {
+            one.definition: lineage.youngest.node.name
+            for lineage in (self.lineage, self.options)
+            for one in lineage.ancestors
+        }
+        return Naming(find, gathered.imports, own, fixed)
 
     # ---- text ----------------------------------------------------------------------------------------------------
 
     def text(self) -> str:
         """The whole file."""
         number = self.lineage.youngest.phase
-        parts = [f'"""{module(f"minfer.phase{number}").doc}\n\n{_about(number)}\n"""', self._imports()]
-        parts += [self._section(one) for one in self.gathered.modules()]
+        parts = [_about(number), import_block(self.naming.imports)]
+        parts += sections_text({one: self.gathered.ordered(one) for one in self.gathered.modules()}, self._text)
         parts += [self._class(lineage) for lineage in (self.options, self.lineage) if lineage.ancestors]
-        return "\n\n\n".join(part.strip("\n") for part in parts).replace('"""\n\n\n', '"""\n\n', 1) + "\n"
-
-    def _imports(self) -> str:
-        return import_block(self.imports)
-
-    def _section(self, one: Module) -> str:
-        title = f"# ==== {one.name.removeprefix('minfer.').replace('.', '/')}.py "
-        about = as_comment(ast.get_docstring(one.tree) or "")
-        return f"{title.ljust(RULE, '=')}\n{about}\n\n\n{statements_text(self.gathered.ordered(one), self._text)}"
+        return file_text(*parts)
 
     def _text(self, statement: Statement) -> str:
-        return renamed(statement, self.names.get(statement.module, {}))
+        return renamed(statement, self.naming.changed_in(statement.module))
 
     def _class(self, lineage: Lineage) -> str:
         folding = Folding(lineage, lambda member: self._text(member.statement))
@@ -160,20 +134,6 @@ class Flat:
         return "\n".join([*decorators, title, doc]) + "\n\n" + "\n\n".join(filter(None, body))
 
 
-def statements_text(statements: list[Statement], text_of: Callable[[Statement], str]) -> str:
-    """Statements one after another, with the blank lines that the project's style has between them."""
-    made = ""
-    before: Statement | None = None
-    for statement in statements:
-        if before is not None:
-            block = any(isinstance(one.node, ast.ClassDef | ast.FunctionDef) for one in (before, statement))
-            close = statement.first == before.last + 1
-            made += "\n\n\n" if block else "\n" if close else "\n\n"
-        made += text_of(statement)
-        before = statement
-    return made
-
-
 def _attributes(members: list[tuple[Member | None, str, str]]) -> str:
     return "\n".join(indented(text) for _, _, text in members)
 
@@ -183,16 +143,9 @@ def _provenance(used: list[Member]) -> str:
     return f"phase {phases[0]}" if len(phases) == 1 else f"phases {', '.join(map(str, phases))}"
 
 
-def _longer(module: str, name: str) -> str:
-    """What a name that another module has too is called: Kernel of phase11/profile.py is ProfileKernel."""
-    leaf = module.rpartition(".")[2]
-    if name.isupper():
-        return f"{leaf.upper()}_{name}"
-    return "".join(map(str.capitalize, leaf.split("_"))) + name if name[0].isupper() else f"{name}_of_{leaf}"
-
-
 def _about(number: int) -> str:
-    return (
-        f"Made by `minfer flatten {number}`: phase {number} with all that it inherits, as one class; above each method, the "
-        "phases that\nwrote it. It needs minfer.core and no phase."
-    )
+    return f'''"""{module(f"minfer.phase{number}").doc}
+
+Made by `minfer flatten {number}`: phase {number} with all that it inherits, as one class; above each method stand the
+phases that wrote it. It needs minfer.core and no phase.
+"""'''

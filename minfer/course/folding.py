@@ -49,7 +49,7 @@ class Folding:
         calls = sum(one.calls_inherited.count(called) for one in member.owner.members.values())
         lines = len(body_text(lower).splitlines())
         if calls == 1 or lines <= LONG:
-            folded = text
+            folded: str | None = text
             while folded is not None and (call := _super_call(folded, called)) is not None:
                 folded = _spliced(folded, lower, call)
             if folded is not None:

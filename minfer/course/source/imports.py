@@ -1,4 +1,4 @@
-"""Imports written as the project's style has them: the standard library, other packages, minfer; sorted, 120 columns."""
+"""Imports in the project's style: the standard library, other packages, minfer; sorted, in 120 columns."""
 
 import sys
 from collections import defaultdict
@@ -11,35 +11,38 @@ WIDTH = 120
 
 def import_block(imports: Iterable[Imported]) -> str:
     """The lines that import all of these, each once."""
+    imports = set(imports)
     sections: dict[int, list[str]] = defaultdict(list)
     plain = sorted({(one.module, one.alias) for one in imports if one.name is None})
     for module, alias in plain:
         sections[_section(module)].append(f"import {module}" + (f" as {alias}" if alias != module else ""))
-    members: dict[tuple[str, bool], set[tuple[str, str]]] = defaultdict(set)
+    members: dict[str, set[str]] = defaultdict(set)
+    renamed: set[tuple[str, str, str]] = set()
     for one in imports:
-        if one.name is not None:
-            members[one.module, one.alias != one.name].add((one.name, one.alias))
-    for (module, renamed), names in sorted(members.items(), key=lambda item: (_order(item[0][0]), item[0][1])):
-        if renamed:  # each on a line of its own
-            lines = [f"from {module} import {name} as {alias}" for name, alias in sorted(names)]
-        else:
-            lines = [_from(module, sorted({name for name, _ in names}, key=_kind))]
-        sections[_section(module)] += lines
+        if one.name is not None and one.alias == one.name:
+            members[one.module].add(one.name)
+        elif one.name is not None:
+            renamed.add((one.module, one.name, one.alias))
+    lines = [(module, min(map(_kind, names)), _from(module, names)) for module, names in members.items()]
+    lines += [(module, _kind(name), f"from {module} import {name} as {alias}") for module, name, alias in renamed]
+    for module, _, line in sorted(lines, key=lambda item: (_order(item[0]), item[1])):
+        sections[_section(module)].append(line)
     return "\n\n".join("\n".join(sections[number]) for number in sorted(sections))
 
 
-def _from(module: str, names: list[str]) -> str:
-    line = f"from {module} import {', '.join(names)}"
+def _from(module: str, names: set[str]) -> str:
+    ordered = sorted(names, key=_kind)
+    line = f"from {module} import {', '.join(ordered)}"
     if len(line) <= WIDTH:
         return line
-    return "\n".join([f"from {module} import (", *(f"    {name}," for name in names), ")"])
+    return "\n".join([f"from {module} import (", *(f"    {name}," for name in ordered), ")"])
 
 
 def _section(module: str) -> int:
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names:
         return 0
-    return 2 if top == "minfer" or top.endswith("_given") else 1
+    return 2 if top == "minfer" else 1
 
 
 def _kind(name: str) -> tuple[int, str]:

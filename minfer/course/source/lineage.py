@@ -1,4 +1,4 @@
-"""Lineage: a phase's Engine, and those of the phases before that it inherits from; and what each of them says itself."""
+"""Lineage: a phase's Engine, those of the phases before that it inherits from, and what each of them says itself."""
 
 import ast
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ class Lineage:
 
     @classmethod
     def of(cls, phase: int, name: str = ENGINE) -> "Lineage":
-        """That of a class which `minfer.phaseN` exports. Raises `MinferError` for a phase or class that is not there."""
+        """That of a class that `minfer.phaseN` exports. Raises `MinferError` for a phase or class that is not there."""
         check_phase(phase)
         found = find(module(f"minfer.phase{phase}"), name)
         if not isinstance(found, Definition):

@@ -117,7 +117,7 @@ class Module:
 
 
 def statements_of(module: Module, body: list[ast.stmt], line: int) -> list[Statement]:
-    """The statements of a body whose owner ends its head in `line`; strings that stand alone go with what they follow."""
+    """The statements of a body whose owner's head ends in `line`; strings that stand alone go with what they follow."""
     found: list[Statement] = []
     for node in body:
         end = node.end_lineno or node.lineno

@@ -48,9 +48,9 @@ def _walk(node: ast.AST, bound: frozenset[str]) -> Iterator[Mention]:
         return
     if isinstance(node, ast.AnnAssign):
         yield from _annotation(node.annotation, bound)
-        for part in (node.target, node.value):
-            if part is not None and not (isinstance(part, ast.Name) and part.id in bound):
-                yield from _walk(part, bound)
+        yield from _walk(node.target, bound)
+        if node.value is not None:
+            yield from _walk(node.value, bound)
         return
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "cast" and node.args:
         yield from _annotation(node.args[0], bound)
