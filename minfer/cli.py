@@ -27,6 +27,11 @@ SUMMARIES = {
     "comm": "Measure how fast ranks talk to each other, and its share of a step.",
     "profile": "Show where the time and the memory of some requests go.",
     "bench": "Measure phases beside each other and beside their peers.",
+    "diff": "Show what a phase changes of the one before, method by method.",
+    "flatten": "Write a phase as one file without inheritance.",
+    "hooks": "Show which phase overrides which hook.",
+    "compare": "Run the same requests on two phases, side by side.",
+    "course": "Make the starters and diff pages of the course anew.",
 }
 
 UsageError: Any = typer.BadParameter.__base__  # of everything that is wrong with a command line

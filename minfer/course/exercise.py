@@ -71,12 +71,9 @@ class Exercise:
     def read(cls, phase: int, folder: Path) -> "Exercise":
         """That of `folder/phaseN/exercise.toml`. Raises `MinferError` for a file that is absent or not as above."""
         path = folder / f"phase{phase}" / FILE
-        try:
-            found = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise MinferError(f"phase {phase} has no exercise: there is no {path}") from error
-        except tomllib.TOMLDecodeError as error:
-            raise MinferError(f"{path}: {error}") from error
+        if not path.is_file():
+            raise MinferError(f"phase {phase} has no exercise: there is no {path}")
+        found = read_toml(path)
         try:
             tasks = tuple(_task(number, about) for number, about in enumerate(found.pop("task"), 1))
             exercise = cls(phase, tasks=tasks, **found)
@@ -123,6 +120,16 @@ class Exercise:
         """The task that the test of that name checks."""
         code = self.code_of(test)
         return next((task for task in self.tasks if code in task.checks), None)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What the file says. Raises `MinferError` if it is absent or not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise MinferError(f"there is no file {path}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise MinferError(f"{path}: {error}") from error
 
 
 def _task(number: int, about: dict[str, Any]) -> Task:

@@ -22,7 +22,6 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
 from phase10_given import (
     GPT_2,
     GRANULES,
@@ -53,16 +52,17 @@ from phase10_given import (
     quantized,
     require_distributed,
 )
+from torch import Tensor, nn
 
 from minfer.core.batch import ForwardBatch
 from minfer.core.checkpoint import Checkpoint, StoredTensor, TensorSource
 from minfer.core.config import ModelConfig
 from minfer.core.device import Device
 from minfer.core.errors import CheckpointError, OptionsError
+from minfer.core.gpt2 import GPT2
 from minfer.core.group import Group, RankError, World
 from minfer.core.models import hollow, open_model, skeleton
 from minfer.core.options import EngineOptions, make_options
-from minfer.core.gpt2 import GPT2
 from minfer.phase8 import Engine as PreviousEngine
 from minfer.phase8 import PerChannel, Scheme, find_scheme
 

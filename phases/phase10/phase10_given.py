@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -95,10 +95,10 @@ class Part(NamedTuple):
     """
 
     dim: int | None
-    ranges: Sequence[range] = ()
+    ranges: Items[range] = ()
     size: int = 0
 
-    def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
+    def shape(self, whole: Items[int]) -> tuple[int, ...]:
         """The slice's shape, of a parameter of shape `whole`."""
         return tuple(self.size if dim == self.dim else length for dim, length in enumerate(whole))
 
@@ -183,7 +183,7 @@ class StepMessage:
         payload = torch.empty(size, dtype=torch.int64, device=device)
         return cls(Kind(kind), tokens, rows, decodes, width, segments, payload)
 
-    def batch(self, attention: Sequence[Attention], cache: Any) -> ForwardBatch:
+    def batch(self, attention: Items[Attention], cache: Any) -> ForwardBatch:
         """The step's batch for this rank's shard: `attention` for a prompt that is scored, else that of `cache`."""
         sizes = [self.tokens, self.tokens, self.rows]
         input_ids, positions, rows, rest = self.payload.split([*sizes, len(self.payload) - sum(sizes)])
@@ -191,7 +191,7 @@ class StepMessage:
             attention = self._begin(cache, positions, rest)
         return ForwardBatch(input_ids, positions, attention, rows, [])
 
-    def _begin(self, cache: Any, positions: Tensor, rest: Tensor) -> Sequence[Attention]:
+    def _begin(self, cache: Any, positions: Tensor, rest: Tensor) -> Items[Attention]:
         blocks = [max(count, 0) for _, count in self.segments]
         slots, flat, *own_tables = rest.split([self.tokens, self.decodes * self.width, *blocks])
         start, segments = self.decodes, []

@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
-from torch import Tensor
-from torch.profiler import record_function
 from phase11_given import (
     CAPACITY,
     DECODE,
@@ -56,6 +54,8 @@ from phase11_given import (
     _works,
     tensor_bytes,
 )
+from torch import Tensor
+from torch.profiler import record_function
 
 from minfer.core.batch import ForwardBatch
 from minfer.core.config import ModelConfig

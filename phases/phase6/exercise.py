@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 from phase6_given import (
     ENGINE,
     GROUP_SIZES,
@@ -42,14 +41,15 @@ from phase6_given import (
     padded,
     untie,
 )
+from torch import Tensor, nn
 
 from minfer.core.checkpoint import Checkpoint
 from minfer.core.device import Device
 from minfer.core.errors import OptionsError
+from minfer.core.gpt2 import GPT2
 from minfer.core.model import Transformer
 from minfer.core.models import skeleton
 from minfer.core.options import EngineOptions, option
-from minfer.core.gpt2 import GPT2
 from minfer.phase5 import Engine as Phase5Engine
 from minfer.phase5 import PagedOptions
 

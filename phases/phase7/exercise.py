@@ -16,15 +16,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
 from phase7_given import AUTO, EAGER, INSTALL, WARMUP_TOKENS, WORTHWHILE, FusionOptions, _frozen, between, head, product
+from torch import Tensor, nn
 
 from minfer.core.attention import Attention
 from minfer.core.device import Device
 from minfer.core.errors import MinferWarning, OptionsError
+from minfer.core.gpt2 import GPT2, GPT2Block
 from minfer.core.model import Block, Transformer
 from minfer.core.rope import rotate
-from minfer.core.gpt2 import GPT2, GPT2Block
 from minfer.phase6 import Engine as Phase6Engine
 
 # ==== phase7/merge.py ===============================================================================================

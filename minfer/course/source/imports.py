@@ -1,5 +1,6 @@
 """Imports in the project's style: the standard library, other packages, minfer; sorted, in 120 columns."""
 
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -7,6 +8,7 @@ from collections.abc import Iterable
 from minfer.course.source.module import Imported
 
 WIDTH = 120
+WORDS = re.compile(r"([^\d.]+|\.)(\d*)")
 
 
 def import_block(imports: Iterable[Imported]) -> str:
@@ -50,6 +52,6 @@ def _kind(name: str) -> tuple[int, str]:
     return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
 
 
-def _order(module: str) -> tuple[tuple[int, str], ...]:
+def _order(module: str) -> list[tuple[str, int]]:
     """As a person counts: phase2 before phase10."""
-    return tuple((int("".join(filter(str.isdigit, part)) or 0), part) for part in module.split("."))
+    return [(text, int(digits or 0)) for text, digits in WORDS.findall(module)]
