@@ -15,9 +15,11 @@ class Budget:
     lines: int
 
     @classmethod
-    def read(cls, folder: Path) -> "Budget":
-        """That of `folder/course.toml`. Raises `MinferError`."""
-        return cls(**read_toml(folder / "course.toml"))
+    def read(cls, path: Path, phase: int) -> "Budget":
+        """What the file says for all phases, unless it has another number for this one. Raises `MinferError`."""
+        found = read_toml(path)
+        found |= found.get(f"phase{phase}", {})
+        return cls(found["overridden"], found["lines"])
 
 
 @dataclass(frozen=True)

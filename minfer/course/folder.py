@@ -1,4 +1,4 @@
-"""Where the course lies: `phases/` and `tests/`, which a clone of the repository has; an installed package has none."""
+"""Where the course lies: `phases/` and `tests/`, which only a clone of the repository has."""
 
 from pathlib import Path
 
