@@ -20,25 +20,23 @@ def compare(
     workload: Annotated[str, typer.Option("--workload", "-w", help=f"Requests: {', '.join(WORKLOADS)}.")] = "mixed",
     model: Annotated[str, typer.Option("--model", "-m", help="tiny, a folder or a pulled name.")] = "tiny",
     ask: Annotated[bool, typer.Option("--ask", help="Ask for a guess of each figure of B before it is shown.")] = False,
-    html: Annotated[
-        Path | None, typer.Option(help="Write a page with the effect above the difference of code.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page: the effect above the difference of code.")] = None,
 ) -> None:
     """The same requests on the engines of two phases: steps, tokens computed, padding, KV bytes, waiting, tokens/s."""
     if html is not None and not html.absolute().parent.is_dir():
         raise OptionsError(f"--html {html}: there is no folder {html.parent}")
     diff = PhaseDiff.of(before, after) if html is not None else None
     console = Console(stderr=True)
-    effects = []
-    for phase in (before, after):
-        with console.status(f"phase {phase}"):
-            effects.append(Effect.of(phase, model, workload))
-    about = WORKLOADS[workload](1000).about
+    with console.status(f"phase {before}"):
+        old = Effect.of(before, model, workload)
+    with console.status(f"phase {after}"):
+        new = Effect.of(after, model, workload)
+    about = f"{model}: {WORKLOADS[workload](1000).about}"
     if ask:
-        _ask(*effects)
-    Console().print(_table(*effects, f"{model}: {about}"))
+        _ask(old, new)
+    Console().print(_table(old, new, about))
     if html is not None and diff is not None:
-        html.write_text(page(diff, effect=effect_html(*effects, f"{model}: {about}")), encoding="utf-8")
+        html.write_text(page(diff, effect=effect_html(old, new, about)), encoding="utf-8")
         print(f"wrote {html}")
 
 

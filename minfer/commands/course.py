@@ -33,13 +33,11 @@ def sync(
 @course.command()
 def budget() -> None:
     """What each phase's Engine overrides and adds, beside what phases/course.toml allows."""
-    allowed = Budget.read(phases_folder() / "course.toml")
-    table = Table("phase", "overridden", "", "new methods", "lines of code", "too much")
+    promise = phases_folder() / "course.toml"
+    table = Table("phase", "overridden", "new methods", "lines of code", "too much")
     for phase in phases():
         spent = Spent.by(phase)
-        names, counts = (
-            ", ".join(spent.overridden),
-            (str(len(spent.overridden)), str(len(spent.added)), str(spent.lines)),
-        )
-        table.add_row(str(phase), counts[0], names, counts[1], counts[2], "; ".join(spent.over(allowed)))
+        too_much = "; ".join(spent.over(Budget.read(promise, phase)))
+        own = f"{len(spent.overridden)}: {', '.join(spent.overridden)}" if spent.overridden else ""
+        table.add_row(str(phase), own, str(len(spent.added)), str(spent.lines), too_much)
     Console().print(table)

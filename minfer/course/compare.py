@@ -1,4 +1,4 @@
-"""Compare: the same requests on the engines of two phases, and what each made of them, in counts rather than seconds."""
+"""Compare: the same requests on the engines of two phases, and what each made of them: counts before seconds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ class Effect:
     computed: int = 0  # positions that went through the model, padding too
     padding: int = 0
     kv_bytes: int = 0  # the most that requests held at once, reserved for them or filled
-    kv_unused: float = 0.0  # of that, the share that held nothing
+    unused: list[float] = field(default_factory=list)  # after each step, the share of it that held nothing
     waited: list[int] = field(default_factory=list)  # steps until each request's first token
     output: int = 0
     seconds: float = 0.0
@@ -45,14 +45,14 @@ class Effect:
         started = engine.device.clock()
         for advanced in engine.run(sequences):
             effect.waited += [effect.steps for sequence in advanced if len(sequence.output_ids) == 1]
+            effect.look(engine)
         effect.seconds = engine.device.clock() - started
         effect.output = sum(len(sequence.output_ids) for sequence in sequences)
         return effect
 
     def watch(self, engine: Any) -> None:
-        """Count what each step of the engine computes, and what it holds while it does."""
+        """Count what each step of the engine computes."""
         prepare = engine.prepare
-        slot_bytes = engine.config.kv_numbers_per_token * engine.dtype.itemsize
 
         def counted(sequences: list[Any]) -> Any:
             batch = prepare(sequences)
@@ -60,13 +60,16 @@ class Effect:
             self.steps += 1
             self.computed += batch.input_ids.numel()
             self.padding += batch.input_ids.numel() - wanted
-            if hasattr(engine, "kv_usage"):
-                usage = engine.kv_usage()
-                if usage.allocated * slot_bytes > self.kv_bytes:
-                    self.kv_bytes, self.kv_unused = usage.allocated * slot_bytes, usage.unused
             return batch
 
         engine.prepare = counted
+
+    def look(self, engine: Any) -> None:
+        """Note what the engine's cache holds after a step; before phase 3 there is none."""
+        if hasattr(engine, "kv_usage"):
+            usage, slot_bytes = engine.kv_usage(), engine.config.kv_numbers_per_token * engine.dtype.itemsize
+            self.kv_bytes = max(self.kv_bytes, usage.allocated * slot_bytes)
+            self.unused.append(usage.unused)
 
     def figures(self) -> dict[str, float]:
         """By name, in the order to show them."""
@@ -75,7 +78,7 @@ class Effect:
             "tokens computed": self.computed,
             "of them padding": self.padding,
             "KV cache, most bytes": self.kv_bytes,
-            "of them unused, %": 100 * self.kv_unused,
+            "of them unused, %, mean": 100 * sum(self.unused) / max(1, len(self.unused)),
             "steps to the first token, mean": sum(self.waited) / len(self.waited),
             "output tokens": self.output,
             "tokens/s, one run": self.output / self.seconds,
