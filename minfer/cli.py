@@ -32,6 +32,11 @@ SUMMARIES = {
     "predict": "Predict the time of steps by a model of their cost, beside published figures.",
     "calibrate": "Measure this machine: what predict and why reckon with.",
     "why": "Say why two rows of a benchmark differ: a waterfall in words, or drawn.",
+    "diff": "Show what a phase changes of the one before, method by method.",
+    "flatten": "Write a phase as one file without inheritance.",
+    "hooks": "Show which phase overrides which hook.",
+    "compare": "Run the same requests on two phases, side by side.",
+    "course": "Make the starters and diff pages of the course anew.",
 }
 
 UsageError: Any = typer.BadParameter.__base__  # of everything that is wrong with a command line

@@ -17,7 +17,7 @@ class Products(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += function.name().split(".")[0] in PRODUCTS
+        self.count += function.name().split(".")[0].rstrip("_") in PRODUCTS
         return function(*args, **(kwargs or {}))
 
 

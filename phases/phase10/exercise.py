@@ -1,0 +1,654 @@
+"""Phase 10, Multi-GPU: the starter. Each task is a `raise NotImplementedError` to replace.
+
+Task 1, 26 points. Deal: deal, deal_heads, ShardPlan.part
+Task 2, 34 points. Sums and slices: RowParallel.forward, VocabularyEmbedding.forward, VocabularyHead.forward
+Task 3, 12 points. Stages: FromPreviousStage.forward, ToNextStage.forward, Ranks.deliver
+Task 4, 8 points. Each reads its own: read_part, fill
+Task 5, 20 points. One decides: Engine.forward, Ranks.announce, Ranks.next_step
+
+Copy it (`minfer start 10`), write, then look what is right: `minfer check 10`, or
+`pytest tests/phase10 --engine work/phase10.py`. Hints: `minfer hint 10 1`.
+It builds on the reference of phase 8; to build on your own, import that instead.
+"""
+
+import os
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from phase10_given import (
+    GPT_2,
+    GRANULES,
+    IDLE,
+    LAYER,
+    LLAMA,
+    LOCAL,
+    Job,
+    Kind,
+    NoPositions,
+    Others,
+    ParallelOptions,
+    Part,
+    Place,
+    Processes,
+    StepMessage,
+    Threads,
+    TorchGroup,
+    TorchrunOthers,
+    _engines,
+    channels,
+    device_of,
+    gloo,
+    header_length,
+    nccl,
+    part_bytes,
+    place,
+    quantized,
+    require_distributed,
+)
+from torch import Tensor, nn
+
+from minfer.core.batch import ForwardBatch
+from minfer.core.checkpoint import Checkpoint, StoredTensor, TensorSource
+from minfer.core.config import ModelConfig
+from minfer.core.device import Device
+from minfer.core.errors import CheckpointError, OptionsError
+from minfer.core.gpt2 import GPT2
+from minfer.core.group import Group, RankError, World
+from minfer.core.models import hollow, open_model, skeleton
+from minfer.core.options import EngineOptions, make_options
+from minfer.phase8 import Engine as PreviousEngine
+from minfer.phase8 import PerChannel, Scheme, find_scheme
+
+# ==== phase10/shard_plan.py =========================================================================================
+# ShardPlan: which slice of which parameter belongs to which rank.
+#
+#     column-parallel   q, k, v, gate, up       a rank has some of the outputs: whole heads, or some of the inner channels
+#     row-parallel      o_proj, down_proj       a rank has the inputs that its own outputs are; the results are summed
+#     vocabulary        embedding and head      a rank has some rows, the same number on all: the last ones are padding
+#     pipeline          layers                  a stage has some of them; the first the embedding, the last norm and head
+#
+# Everything else is small and on every rank (norms, biases of row-parallel layers, learned positions).
+
+
+class ShardPlan:
+    """The share of one rank in a model of `config`. Raises `OptionsError` where the model cannot be dealt out.
+
+    `config` is then the shard's own: its heads, inner channels and layers; hidden size and vocabulary are the whole's.
+    """
+
+    def __init__(self, config: ModelConfig, place: Place) -> None:
+        self.whole, self.place = config, place
+        self.kv_heads, self.heads = deal_heads(config, place.part, place.parts)
+        self.inner = deal(config.intermediate_size, place.part, place.parts, GRANULES)
+        self.layers = deal(config.num_layers, place.stage, place.stages)
+        self.rows = -(-config.vocab_size // place.parts)  # of the embedding and the head, padding included
+        self._refuse_too_many()
+        self.config = replace(
+            config,
+            num_heads=len(self.heads),
+            num_kv_heads=len(self.kv_heads),
+            intermediate_size=len(self.inner),
+            num_layers=len(self.layers),
+            windows=tuple(config.windows[layer] for layer in self.layers),
+            tie_word_embeddings=config.tie_word_embeddings and place.stages == 1,
+        )
+
+    def _refuse_too_many(self) -> None:
+        config, place = self.whole, self.place
+        if place.stages > config.num_layers:
+            raise OptionsError(
+                f"pipeline_parallel = {place.stages}: the model has {config.num_layers} layers, and every stage needs "
+                f"one: give at most {config.num_layers}"
+            )
+        if place.parts > min(config.intermediate_size, config.vocab_size):
+            most = min(config.intermediate_size, config.vocab_size)
+            raise OptionsError(f"tensor_parallel = {place.parts}: the model's narrowest layer has {most} channels")
+
+    @property
+    def vocabulary(self) -> range:
+        """The token ids whose rows this rank has; those of padding belong to no token."""
+        first = self.place.part * self.rows
+        return range(first, max(first, min(first + self.rows, self.whole.vocab_size)))
+
+    def name_in_whole(self, name: str) -> str:
+        """The whole model's name of a parameter of the shard: layers are numbered from 0 on every stage."""
+        name = name.replace(".linear.", ".")
+        if name == "lm_head.weight" and self.whole.tie_word_embeddings:
+            return "wte.weight" if self.whole.architecture == "GPT2LMHeadModel" else "embed_tokens.weight"
+        return LAYER.sub(lambda found: f"{found[1]}.{self.layers[int(found[2])]}.", name)
+
+    def part(self, name: str) -> Part:
+        """Which slice of the whole model's parameter `name` is this rank's."""
+        raise NotImplementedError("P10 task 1: ShardPlan.part")
+
+    def _ranges(self, layer: str, owner: str) -> list[range]:
+        """The channels of a layer that are this rank's; none if it is on all ranks as a whole."""
+        heads, kv_heads = (channels(some, self.whole.head_dim) for some in (self.heads, self.kv_heads))
+        third = self.whole.num_heads * self.whole.head_dim
+        by_layer = {
+            "q_proj": [heads],
+            "k_proj": [kv_heads],
+            "v_proj": [kv_heads],
+            "o_proj": [heads],
+            "c_attn": [range(heads.start + i * third, heads.stop + i * third) for i in range(3)],
+            "c_proj": [heads if owner == "attn" else self.inner],
+        }
+        by_layer |= {name: [self.inner] for name in ("gate_proj", "up_proj", "down_proj", "c_fc")}
+        by_layer |= {name: [self.vocabulary] for name in ("embed_tokens", "wte", "lm_head")}
+        return by_layer.get(layer, [])
+
+
+def deal(total: int, index: int, count: int, lots: Sequence[int] = ()) -> range:
+    """The share `index` of `count` in `total` things, as even as can be; in lots of the first size that comes out."""
+    raise NotImplementedError("P10 task 1: deal")
+
+
+def deal_heads(config: ModelConfig, part: int, parts: int) -> tuple[range, range]:
+    """The key/value heads and the query heads of one rank; a query head is where its key/value head is.
+
+    With fewer key/value heads than ranks, each is on as many ranks, which share its query heads. Raises `OptionsError`.
+    """
+    raise NotImplementedError("P10 task 1: deal_heads")
+
+
+# ==== phase10/ranks.py ==============================================================================================
+# Ranks: one rank's view of the others: its place, its groups, and the protocol of a step.
+#
+#     rank 0      announce -> forward -> the last stage's logits       it alone schedules and samples
+#     others      next_step -> forward, and give on                    they compute what they are told
+#
+# Invariant: all ranks run the same steps in the same order. A step has a number, and another one than expected is an
+# error; whatever goes wrong within a step on rank 0 ends all ranks, since the others wait somewhere inside it.
+
+
+class Ranks:
+    """The world as one rank sees it: `device` is its own, `local` ranks are on this machine.
+
+    `world` and `tensor` are the groups of all ranks and of this stage's; `host` is one of all for tensors on the CPU,
+    on which a rank waits for its next step, for as long as it takes. `say` tells rank 0 what this one has done.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        device: Device,
+        groups: tuple[Group, Group, Group],
+        local: int,
+        others: Others | None = None,
+        say: Callable[[str], None] = lambda what: None,
+    ) -> None:
+        self.place, self.device, self.local, self.others, self.say = place, device, local, others, say
+        self.world, self.tensor, self.host = groups
+        self.steps = 0
+        self.header = 0  # numbers in it
+        self.bytes_read: list[int] = []
+        self.ended = ""
+
+    @property
+    def decides(self) -> bool:
+        """Whether this is rank 0."""
+        return self.place.rank == 0
+
+    def begin(self, max_batch: int, bytes_read: int) -> None:
+        """This rank's weights are there: wait until all have theirs; from now on steps are announced."""
+        self.header = header_length(max_batch)
+        self.say("loaded")
+        if self.others is not None:
+            self.others.loaded()
+        self.bytes_read = self.host.all_gather(torch.tensor([bytes_read])).flatten().tolist()
+
+    @contextmanager
+    def equal_memory(self) -> Iterator[None]:
+        """In here the device says that as much is free as is on the rank with the least, so all plan alike.
+
+        Ranks that share a machine's memory count a share of it each.
+        """
+        sharing = self.local if self.device.torch_device.type == "cpu" else 1
+        free = self.host.all_gather(torch.tensor([self.device.free_memory() // sharing]))
+        least = int(free.min())
+        self.device.free_memory = lambda: least  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del self.device.free_memory
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """In here nothing is said to the others, and what they would have said is zero."""
+        self.world.alone = self.tensor.alone = True
+        try:
+            yield
+        finally:
+            self.world.alone = self.tensor.alone = False
+
+    # ---- a step --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """What is done in here is done on all ranks. An error ends them all. Raises `RankError` if they have ended."""
+        if self.ended:
+            raise RankError(f"the other ranks have ended: {self.ended}; load the model again")
+        try:
+            yield
+        except RankError as error:
+            blamed = self.others.blame(error) if self.others else error
+            self.close(str(blamed))
+            raise blamed from error
+        except BaseException as error:
+            self.close(f"rank {self.place.rank} failed within a step: {type(error).__name__}: {error}")
+            raise
+
+    def announce(self, message: StepMessage) -> None:
+        """Tell the others of the step that begins."""
+        raise NotImplementedError("P10 task 5: Ranks.announce")
+
+    def next_step(self, device: torch.device) -> StepMessage:
+        """Wait for a step. Raises `RankError` if it is not the one that comes next here."""
+        raise NotImplementedError("P10 task 5: Ranks.next_step")
+
+    def deliver(self, out: Tensor, rows: int, vocabulary: int) -> Tensor:
+        """Bring the logits `(rows, vocabulary)` from the last stage, where they are `out`, to rank 0, if it is another.
+
+        Returns them on rank 0, `out` elsewhere.
+        """
+        raise NotImplementedError("P10 task 3: Ranks.deliver")
+
+    # ---- the end -------------------------------------------------------------------------------------------------
+
+    def close(self, why: str = "") -> None:
+        """End all ranks, if this is rank 0; idempotent. `why`: what has gone wrong, if the others cannot be told."""
+        if self.ended:
+            return
+        if self.decides and self.header and not why:
+            with suppress(RankError):
+                self.announce(StepMessage.end())
+        self.ended = why or "the engine was closed"
+        if self.others is not None:
+            self.others.end()
+        for group in (self.world, self.tensor, self.host):
+            group.leave()
+
+
+# ==== phase10/launcher.py ===========================================================================================
+# Launchers: where the other ranks come from: processes that this one starts, or those that torchrun has started.
+
+
+class Launcher(ABC):
+    """Starts the other ranks of an engine, or finds them."""
+
+    @abstractmethod
+    def launch(self, engine_cls: type, model: str, options: dict[str, Any], checked: Any) -> Ranks:
+        """This rank's view of the world, with all ranks there. `checked` are the `options` as a dataclass."""
+
+
+class ProcessLauncher(Launcher):
+    """Starts the others on this machine, one process each; they end with the engine or with this process."""
+
+    def launch(self, engine_cls: type, model: str, options: dict[str, Any], checked: Any) -> Ranks:
+        """As rank 0. Raises `DeviceError` or `RankError`."""
+        require_distributed()
+        place = Place.of(0, checked.tensor_parallel, checked.pipeline_parallel)
+        device = device_of(checked.device, 0)
+        for rank in range(1, place.world):
+            device_of(checked.device, rank)  # not there: refused here
+        store = dist.TCPStore(LOCAL, 0, is_master=True, wait_for_workers=False)
+        job = Job.of(engine_cls, model, options, checked, store.port)
+        others = Processes(job, place.world, checked.rank_timeout)
+        try:
+            others.started()
+            return connect(store, place, device, checked.rank_timeout, LOCAL, place.world, others)
+        except BaseException:
+            others.end()
+            raise
+
+
+class ThreadLauncher(Launcher):
+    """Runs the others in threads of a `World`: for tests."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def launch(self, engine_cls: Any, model: str, options: dict[str, Any], checked: Any) -> Ranks:
+        """As rank 0; the others run `engine_cls` too."""
+
+        def ranks_of(rank: int) -> Ranks:
+            place = Place.of(rank, checked.tensor_parallel, checked.pipeline_parallel)
+            everyone = range(place.world)
+            stage = range(place.stage * place.parts, (place.stage + 1) * place.parts)
+            world, tensor, host = (self.world.group(rank, members) for members in (everyone, stage, everyone))
+            others = Threads(self.world) if rank == 0 else None
+            return Ranks(place, Device.get(checked.device), (world, tensor, host), place.world, others)
+
+        self.world.start(
+            checked.world, lambda rank: engine_cls.load(model, **{**options, "ranks": ranks_of(rank)}).serve()
+        )
+        return ranks_of(0)
+
+
+class TorchrunLauncher(Launcher):
+    """Takes the ranks that torchrun has started, on one host or several."""
+
+    def launch(self, engine_cls: type, model: str, options: dict[str, Any], checked: Any) -> Ranks:
+        """As the rank that the environment says. Raises `OptionsError` if there are more or fewer than asked for."""
+        require_distributed()
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        if world != checked.world:
+            raise OptionsError(
+                f"tensor_parallel = {checked.tensor_parallel} times pipeline_parallel = {checked.pipeline_parallel} "
+                f"is {checked.world}, torchrun has started {world} ranks: start {checked.world}"
+            )
+        place = Place.of(rank, checked.tensor_parallel, checked.pipeline_parallel)
+        from torch.distributed.rendezvous import rendezvous  # absent where torch.distributed is
+
+        store, _, _ = next(rendezvous("env://", rank, world))
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        device = device_of(checked.device, int(os.environ.get("LOCAL_RANK", rank)))
+        host = LOCAL if local == world else os.uname().nodename
+        own = dist.PrefixStore(
+            f"minfer{next(_engines)}", store
+        )  # the same number on all ranks, for each of their loads
+        others = TorchrunOthers(own, world) if rank == 0 else None
+        say = lambda what: own.set(f"{what}{rank}", "")  # noqa: E731
+        return connect(own, place, device, checked.rank_timeout, host, local, others, say)
+
+
+def launcher_of(wanted: Any) -> Launcher:
+    """The launcher that an option asks for: `auto`, `processes`, `torchrun`, or a world."""
+    if isinstance(wanted, World):
+        return ThreadLauncher(wanted)
+    under_torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if wanted == "torchrun" and not under_torchrun:
+        raise OptionsError("ranks = 'torchrun': RANK and WORLD_SIZE are not set: start this with torchrun")
+    if wanted == "auto":
+        wanted = "torchrun" if under_torchrun else "processes"
+    launchers: dict[Any, type[Launcher]] = {"processes": ProcessLauncher, "torchrun": TorchrunLauncher}
+    if wanted not in launchers:
+        raise OptionsError(f"ranks = {wanted!r}: use auto, processes or torchrun")
+    return launchers[wanted]()
+
+
+def connect(
+    store: Any,
+    place: Place,
+    device: Device,
+    patience: float,
+    host: str,
+    local: int,
+    others: Others | None = None,
+    say: Callable[[str], None] = lambda what: None,
+) -> Ranks:
+    """Meet the other ranks in `store` and make the groups; `local` ranks are on this machine, known as `host`.
+
+    Called on all ranks, which need not be there yet. On the CPU all goes through Gloo; tensors on GPUs through NCCL,
+    and what the host must know of a step through Gloo.
+    """
+    stage = f"stage{place.stage}"
+    all_ranks = gloo(store, "world", place.rank, place.world, host, patience)
+    if device.torch_device.type == "cpu":
+        world, tensor = all_ranks, gloo(store, stage, place.part, place.parts, host, patience)
+    else:
+        world = nccl(store, "nccl-world", place.rank, place.world, patience)
+        tensor = nccl(store, f"nccl-{stage}", place.part, place.parts, patience)
+    idle = TorchGroup(all_ranks, patience if place.rank == 0 else IDLE)
+    groups = (TorchGroup(world, patience), TorchGroup(tensor, patience), idle)
+    return Ranks(place, device, groups, local, others, say)
+
+
+# ==== phase10/parallel_layers.py ====================================================================================
+# Parallel layers: what stands in a rank's shard where a layer's work is shared with other ranks.
+#
+# Columns need nothing: a plain linear layer with fewer outputs. So a layer has two sums over the ranks: after attention's
+# output product and after the MLP's.
+
+
+class RowParallel(nn.Module):
+    """y = Σ over ranks of x·Wᵀ, + b. Each rank has the columns of W that its own channels of x meet.
+
+    No `nn.Linear`, but around one: whoever quantises or packs linear layers finds that, and the sum stays.
+    """
+
+    def __init__(self, linear: nn.Linear, group: Group) -> None:
+        super().__init__()
+        self.group = group
+        self.out_features = linear.out_features
+        self.bias: nn.Parameter | None = linear.bias
+        linear.register_parameter("bias", None)
+        self.linear: nn.Module = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x `(*lead, own channels)` -> `(*lead, out)`, the same on all ranks; the bias is added once, to the sum."""
+        raise NotImplementedError("P10 task 2: RowParallel.forward")
+
+
+class VocabularyEmbedding(nn.Embedding):
+    """Each rank knows the tokens from `first` on that it has rows for; the others are zero to it, and summed in."""
+
+    def __init__(self, rows: int, width: int, first: int, group: Group) -> None:
+        super().__init__(rows, width)
+        self.first, self.group = first, group
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """ids `(*lead,)` -> `(*lead, hidden)`, the same on all ranks."""
+        raise NotImplementedError("P10 task 2: VocabularyEmbedding.forward")
+
+
+class VocabularyHead(nn.Module):
+    """Logits of each rank's tokens, gathered on all ranks and cut to the vocabulary: behind it are rows of padding."""
+
+    def __init__(self, rows: int, width: int, vocabulary: int, group: Group) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, width), requires_grad=False)
+        self.vocabulary, self.group = vocabulary, group
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x `(*lead, hidden)` -> `(*lead, vocabulary)`."""
+        raise NotImplementedError("P10 task 2: VocabularyHead.forward")
+
+
+class FromPreviousStage(nn.Embedding):
+    """In place of the embedding, where a stage is not the first: what the stage before has made of the tokens.
+
+    An embedding of no rows, whose weight says dtype and device.
+    """
+
+    def __init__(self, width: int, group: Group, source: int) -> None:
+        super().__init__(0, width)
+        self.group, self.source = group, source
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """ids `(*lead,)` -> `(*lead, hidden)`."""
+        raise NotImplementedError("P10 task 3: FromPreviousStage.forward")
+
+
+class ToNextStage(nn.Module):
+    """In place of the head, where a stage is not the last."""
+
+    def __init__(self, group: Group, to: int) -> None:
+        super().__init__()
+        self.group, self.next = group, to
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give x `(*lead, hidden)` on, and return it."""
+        raise NotImplementedError("P10 task 3: ToNextStage.forward")
+
+
+# ==== phase10/quantized_rows.py =====================================================================================
+# Row-parallel weights quantised as the whole model's are: a channel has one scale, whichever ranks have its columns.
+#
+# Column-parallel layers need nothing: their channels are whole. Scales of groups of columns (int4) are the whole's too,
+# where ranks have whole groups (`shard_plan.GRANULES`).
+
+
+def quantize_rows_together(model: nn.Module, scheme: Scheme, group: Group) -> None:
+    """Quantise the row-parallel layers of a shard by a scheme with a scale per channel; with another, do nothing."""
+    if not isinstance(scheme, PerChannel):
+        return
+    for module in model.modules():
+        if isinstance(module, RowParallel) and isinstance(module.linear, nn.Linear):
+            module.linear = quantized(module.linear.weight, scheme, group)
+
+
+# ==== phase10/shard.py ==============================================================================================
+# Shard: one rank's part of a model, built on its device from its slices of the files alone.
+
+
+def build_shard(checkpoint: Checkpoint, plan: ShardPlan, ranks: Ranks, dtype: torch.dtype, device: torch.device) -> Any:
+    """This rank's module on `device`; `bytes_read` of it says what it took of the files. Raises `CheckpointError`."""
+    if getattr(checkpoint.config, "quantization", None) is not None:
+        raise CheckpointError(
+            f"{checkpoint.folder} is stored quantised, which cannot be dealt to ranks: load the original with "
+            "quantization=…, so that each rank quantises its own shard"
+        )
+    sources = checkpoint.plan(skeleton(checkpoint))
+    model: Any = hollow(plan.config)
+    exchange(model, plan, ranks)
+    model.bytes_read = 0
+    for name, _ in list(model.named_parameters()):
+        if name_of_nothing(model, name):
+            place(model, name, torch.empty(0, plan.config.hidden_size, dtype=dtype, device=device))
+            continue
+        whole = plan.name_in_whole(name)
+        part = plan.part(whole)
+        place(model, name, read_part(sources[whole], part, dtype, device))
+        model.bytes_read += part_bytes(sources[whole], part)
+        ranks.say("read")
+    model.tie()
+    model.make_tables()
+    return model
+
+
+def exchange(model: Any, plan: ShardPlan, ranks: Ranks) -> None:
+    """Put the parallel layers into a hollow model of the shard's config."""
+    names, place, width = GPT_2 if isinstance(model, GPT2) else LLAMA, plan.place, plan.config.hidden_size
+    with torch.device("meta"):
+        if place.parts > 1:
+            for block in getattr(model, names.blocks):
+                for path in names.row_parallel:
+                    owner, _, leaf = path.partition(".")
+                    setattr(getattr(block, owner), leaf, RowParallel(block.get_submodule(path), ranks.tensor))
+            first, tokens = place.part * plan.rows, plan.config.vocab_size
+            setattr(model, names.embedding, VocabularyEmbedding(plan.rows, width, first, ranks.tensor))
+            model.lm_head = VocabularyHead(plan.rows, width, tokens, ranks.tensor)
+        if not place.is_first:
+            setattr(model, names.embedding, FromPreviousStage(width, ranks.world, place.rank - place.parts))
+            if isinstance(model, GPT2):
+                model.wpe = NoPositions()  # type: ignore[assignment]
+        if not place.is_last:
+            setattr(model, names.norm, nn.Identity())
+            model.lm_head = ToNextStage(ranks.world, place.rank + place.parts)
+    model.tie()
+
+
+def name_of_nothing(model: nn.Module, name: str) -> bool:
+    """Whether the parameter has no rows."""
+    return isinstance(model.get_submodule(name.rpartition(".")[0]), FromPreviousStage)
+
+
+def read_part(source: TensorSource, part: Part, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A part of one stored parameter; of a file only the pages of the part are touched."""
+    raise NotImplementedError("P10 task 4: read_part")
+
+
+def fill(made: Tensor, values: Tensor, part: Part) -> None:
+    """Copy the ranges of `values`, one behind the other, to the head of `made`."""
+    raise NotImplementedError("P10 task 4: fill")
+
+
+# ==== phase10/engine.py =============================================================================================
+# Phase 10's change: `build_model` takes this rank's shard only, `forward` is one of all ranks together.
+
+
+class Engine(PreviousEngine):
+    """A model that is dealt to several ranks. This process is rank 0: it alone schedules and samples."""
+
+    Options = ParallelOptions
+    options: ParallelOptions
+    Plan: type[ShardPlan] = ShardPlan
+
+    @classmethod
+    def load(cls, model: str = "tiny", **options: Any) -> "Engine":
+        """As before; with several ranks, the others are started too, and end with the engine.
+
+        Under torchrun every rank calls this; only on rank 0 does it return, the others serve until rank 0 has ended,
+        and leave by `SystemExit`. Raises `RankError` if another rank fails.
+        """
+        checked = make_options(cls.Options, options)
+        if checked.world == 1:
+            return super().load(model, **options)  # type: ignore[return-value]
+        ranks = checked.ranks if isinstance(checked.ranks, Ranks) else None
+        if ranks is None:
+            config = open_model(model)[0].config
+            for rank in range(checked.world):  # what cannot be dealt out is refused before anything is started
+                cls.Plan(config, Place.of(rank, checked.tensor_parallel, checked.pipeline_parallel))
+            ranks = launcher_of(checked.ranks).launch(cls, model, options, checked)
+        with ranks.step():
+            engine: Engine = super().load(model, **{**options, "device": ranks.device, "ranks": ranks})  # type: ignore[assignment]
+        if not ranks.decides and checked.ranks is not ranks:
+            engine.serve()
+            raise SystemExit(0)
+        return engine
+
+    @classmethod
+    def build_model(cls, checkpoint: Checkpoint, options: EngineOptions) -> nn.Module:
+        """Checkpoint -> this rank's shard of the module on its device."""
+        ranks = getattr(options, "ranks", None)
+        if not isinstance(ranks, Ranks):
+            return super().build_model(checkpoint, options)
+        device = Device.get(options.device)
+        dtype, _ = device.dtype(options.dtype, checkpoint.dtype)
+        plan = cls.Plan(checkpoint.config, ranks.place)
+        model = build_shard(checkpoint, plan, ranks, dtype, device.torch_device)
+        asked = cast(ParallelOptions, options)
+        ranks.begin(asked.max_batch, model.bytes_read)
+        if asked.quantization is not None:
+            quantize_rows_together(model, find_scheme(asked.quantization, asked.group_size), ranks.tensor)
+        return model
+
+    def allocate(self) -> None:
+        """As before, and the same on all ranks; a stage that is not the last gives on all rows, not those of logits."""
+        options = self.options
+        self.ranks = options.ranks if isinstance(options.ranks, Ranks) else None
+        if self.ranks is None:
+            if options.world > 1:
+                raise OptionsError(
+                    f"tensor_parallel = {options.tensor_parallel}, pipeline_parallel = {options.pipeline_parallel}: a "
+                    "module that is made already cannot be dealt out: use Engine.load, where each rank reads its slice"
+                )
+            super().allocate()
+            return
+        weakref.finalize(self, self.ranks.close)
+        if not self.ranks.place.is_last:
+            self.model.register_forward_pre_hook(lambda _, inputs: inputs[:3])
+        with self.ranks.equal_memory():
+            super().allocate()
+
+    def warmup(self) -> None:
+        """As before, each rank by itself: whether and how long one compiles is no matter to the others."""
+        with self.ranks.alone() if self.ranks else nullcontext():
+            super().warmup()
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Logits `(R, vocab)` of the batch's rows, on rank 0."""
+        raise NotImplementedError("P10 task 5: Engine.forward")
+
+    # ---- beyond the hooks ----------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def serve(self) -> None:
+        """On a rank that is not the first: compute the steps that rank 0 announces, until it says that it is done."""
+        assert self.ranks is not None
+        while (message := self.ranks.next_step(self.device.torch_device)).kind is not Kind.END:
+            self.forward(message.batch(self.whole([], []).attention, self.cache))
+        self.close()
+
+    def close(self) -> None:
+        """End the other ranks; also done when the engine is collected, or the process ends."""
+        if self.ranks is not None:
+            self.ranks.close()

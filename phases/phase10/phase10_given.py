@@ -1,0 +1,687 @@
+"""Phase 10, Multi-GPU: what its starter needs, and no task is about."""
+
+import base64
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Items
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from enum import IntEnum
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import minfer
+from minfer.core.attention import Attention
+from minfer.core.batch import ForwardBatch
+from minfer.core.checkpoint import TensorSource
+from minfer.core.device import Device
+from minfer.core.errors import DeviceError, OptionsError
+from minfer.core.group import Group, RankError, World
+from minfer.core.options import at_least, option
+from minfer.phase8 import GraphOptions as PreviousOptions
+from minfer.phase8 import PagedStep, PerChannel, QuantizedLinear
+
+# ==== phase10/shard_plan.py =========================================================================================
+# ShardPlan: which slice of which parameter belongs to which rank.
+#
+#     column-parallel   q, k, v, gate, up       a rank has some of the outputs: whole heads, or some of the inner channels
+#     row-parallel      o_proj, down_proj       a rank has the inputs that its own outputs are; the results are summed
+#     vocabulary        embedding and head      a rank has some rows, the same number on all: the last ones are padding
+#     pipeline          layers                  a stage has some of them; the first the embedding, the last norm and head
+#
+# Everything else is small and on every rank (norms, biases of row-parallel layers, learned positions).
+
+
+GRANULES = (128, 64, 32)
+"""Inner channels are dealt in such lots where that comes out even: groups of quantised columns stay whole."""
+
+LAYER = re.compile(r"(layers|h)\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands: its part of each layer, and its stage of the layers. Rank 0 is the first of both."""
+
+    part: int
+    parts: int
+    stage: int
+    stages: int
+
+    @classmethod
+    def of(cls, rank: int, parts: int, stages: int) -> "Place":
+        """Ranks of one stage are neighbours."""
+        return cls(rank % parts, parts, rank // parts, stages)
+
+    @property
+    def rank(self) -> int:
+        """Its number in the world."""
+        return self.stage * self.parts + self.part
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        return self.parts * self.stages
+
+    @property
+    def is_first(self) -> bool:
+        """Whether tokens come in here."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether logits come out here."""
+        return self.stage == self.stages - 1
+
+
+class Part(NamedTuple):
+    """A slice of a parameter: `ranges` of dimension `dim`, one behind the other, then zeros up to `size`.
+
+    None for `dim`: all of the parameter.
+    """
+
+    dim: int | None
+    ranges: Items[range] = ()
+    size: int = 0
+
+    def shape(self, whole: Items[int]) -> tuple[int, ...]:
+        """The slice's shape, of a parameter of shape `whole`."""
+        return tuple(self.size if dim == self.dim else length for dim, length in enumerate(whole))
+
+
+def channels(heads: range, head_dim: int) -> range:
+    """The channels of consecutive heads."""
+    return range(heads.start * head_dim, heads.stop * head_dim)
+
+
+# ==== phase10/step_message.py =======================================================================================
+# StepMessage: what rank 0 tells the others of a step: numbers only, of which each makes the same batch for its shard.
+#
+#     header    int64, of one length for all steps, on the host: the step's number, its kind, and the sizes below
+#     payload   int64, where the model lives: input_ids, positions, rows, slots, block tables, end to end
+#
+# The payload is taken from the tensors of the step as they are, so tokens that are known only to the device stay there.
+
+
+FACTS = 7
+"""Numbers of a header before its segments, of two numbers each."""
+
+WITHOUT_TABLE = -1
+
+
+class Kind(IntEnum):
+    """What a step is."""
+
+    END = 0  # there will be none
+    WHOLE = 1  # without a cache: a prompt is scored
+    PAGED = 2
+
+
+@dataclass
+class StepMessage:
+    """One step's numbers."""
+
+    kind: Kind
+    tokens: int
+    rows: int
+    decodes: int
+    width: int  # of the decodes' block tables
+    segments: list[tuple[int, int]]  # each chunk's end in the batch, and the blocks of its table or WITHOUT_TABLE
+    payload: Tensor
+
+    @classmethod
+    def end(cls) -> "StepMessage":
+        """The last message."""
+        return cls(Kind.END, 0, 0, 0, 0, [], torch.empty(0, dtype=torch.int64))
+
+    @classmethod
+    def of(cls, batch: ForwardBatch, cache: Any) -> "StepMessage":
+        """What the others need to know of `batch`, which `cache.begin` has just been called for, if it is paged."""
+        parts = [batch.input_ids, batch.positions, batch.rows]
+        sizes = (len(batch.input_ids), len(batch.rows))
+        if list(batch.attention) != cache.layers:
+            return cls(Kind.WHOLE, *sizes, 0, 0, [], torch.cat(parts))
+        step = cache.step
+        tables = [segment.table for segment in step.segments]
+        segments = [
+            (segment.rows.stop, WITHOUT_TABLE if table is None else len(table))
+            for segment, table in zip(step.segments, tables, strict=True)
+        ]
+        parts += [step.slots, step.tables.flatten(), *(table for table in tables if table is not None)]
+        decodes = len(step.tables)
+        width = step.tables.shape[1] if decodes else 0
+        return cls(Kind.PAGED, *sizes, decodes, width, segments, torch.cat(parts))
+
+    def header(self, number: int, length: int) -> Tensor:
+        """int64 `(length,)`."""
+        facts = [number, self.kind, self.tokens, self.rows, self.decodes, self.width, len(self.segments)]
+        flat = [*facts, *(n for segment in self.segments for n in segment)]
+        return torch.tensor(flat + [0] * (length - len(flat)))
+
+    @classmethod
+    def announced(cls, header: list[int], device: torch.device) -> "StepMessage":
+        """The message of a header; its payload is still to come."""
+        _, kind, tokens, rows, decodes, width, count = header[:FACTS]
+        flat = header[FACTS : FACTS + 2 * count]
+        segments = list(zip(flat[::2], flat[1::2], strict=True))
+        paged = tokens + decodes * width + sum(max(blocks, 0) for _, blocks in segments)
+        size = 2 * tokens + rows + (paged if kind == Kind.PAGED else 0)
+        payload = torch.empty(size, dtype=torch.int64, device=device)
+        return cls(Kind(kind), tokens, rows, decodes, width, segments, payload)
+
+    def batch(self, attention: Items[Attention], cache: Any) -> ForwardBatch:
+        """The step's batch for this rank's shard: `attention` for a prompt that is scored, else that of `cache`."""
+        sizes = [self.tokens, self.tokens, self.rows]
+        input_ids, positions, rows, rest = self.payload.split([*sizes, len(self.payload) - sum(sizes)])
+        if self.kind is Kind.PAGED:
+            attention = self._begin(cache, positions, rest)
+        return ForwardBatch(input_ids, positions, attention, rows, [])
+
+    def _begin(self, cache: Any, positions: Tensor, rest: Tensor) -> Items[Attention]:
+        blocks = [max(count, 0) for _, count in self.segments]
+        slots, flat, *own_tables = rest.split([self.tokens, self.decodes * self.width, *blocks])
+        start, segments = self.decodes, []
+        for (stop, count), table in zip(self.segments, own_tables, strict=True):
+            own = None if count == WITHOUT_TABLE else table
+            segments.append(cache.segment(slice(start, stop), positions[start:stop], own))
+            start = stop
+        tables = flat.view(self.decodes, self.width)
+        masks = cache.decode_masks(positions[: self.decodes], self.width * cache.block_size) if self.decodes else {}
+        cache.step = PagedStep(slots, tables, masks, segments)
+        empty_begun_blocks(cache, slots)
+        return list(cache.layers)
+
+
+def empty_begun_blocks(cache: Any, slots: Tensor) -> None:
+    """Zero the blocks whose first slot a step writes: rank 0 has just handed them out, and emptied its own."""
+    blocks = torch.where(slots % cache.block_size == 0, slots // cache.block_size, cache.scratch)
+    cache.pool.index_fill_(2, blocks, 0)
+
+
+def header_length(max_batch: int) -> int:
+    """Numbers in every header of an engine that runs up to `max_batch` requests in a step."""
+    return FACTS + 2 * max_batch
+
+
+# ==== phase10/ranks.py ==============================================================================================
+# Ranks: one rank's view of the others: its place, its groups, and the protocol of a step.
+#
+#     rank 0      announce -> forward -> the last stage's logits       it alone schedules and samples
+#     others      next_step -> forward, and give on                    they compute what they are told
+#
+# Invariant: all ranks run the same steps in the same order. A step has a number, and another one than expected is an
+# error; whatever goes wrong within a step on rank 0 ends all ranks, since the others wait somewhere inside it.
+
+
+class Others(ABC):
+    """Those who run the other ranks, as rank 0 sees them."""
+
+    @abstractmethod
+    def loaded(self) -> None:
+        """Wait until every rank has its weights. Raises `RankError` if one has failed."""
+
+    @abstractmethod
+    def blame(self, error: RankError) -> RankError:
+        """An error that says which rank is to blame and what it said; `error` is how it was noticed here."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Leave none behind; idempotent."""
+
+
+# ==== phase10/processes.py ==========================================================================================
+# Processes: the other ranks as processes that rank 0 has started: their signs of life, their errors, their end.
+#
+# Each has a pipe to read from, through which rank 0 holds it: when that closes, by whatever end of rank 0, it leaves. On
+# its standard output it says, a JSON line each, what it has done; what else it prints goes to a file, for its last words.
+
+
+START_SECONDS = 60.0
+"""Within which a process must have imported torch."""
+
+GRACE_SECONDS = 2.0
+"""After the first sign of trouble, within which a failed rank must have said what it died of; the others are told."""
+
+WORKER = "minfer.phase10.worker"
+"""The module that a rank's process runs."""
+
+LAST_WORDS = 2000  # characters
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a rank is to do."""
+
+    engine: tuple[str, str]  # module and class
+    model: str
+    options: dict[str, Any]
+    parts: int
+    stages: int
+    port: int
+    patience: float
+    rank: int = 0
+
+    @classmethod
+    def of(cls, engine_cls: type, model: str, options: dict[str, Any], checked: Any, port: int) -> "Job":
+        """The job of all ranks. They run minfer's own class that `engine_cls` is made of."""
+        base = next(c for c in engine_cls.__mro__ if c.__module__.startswith("minfer.phase"))
+        kept = {name: value for name, value in options.items() if name not in ("ranks", "device")}
+        kept["device"] = checked.device
+        parts, stages = checked.tensor_parallel, checked.pipeline_parallel
+        return cls((base.__module__, base.__name__), str(model), kept, parts, stages, port, checked.rank_timeout)
+
+    def packed(self) -> bytes:
+        """One line. Raises `OptionsError` for an option that is a live object."""
+        try:
+            return base64.b64encode(pickle.dumps(self)) + b"\n"
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise OptionsError(f"an option cannot be given to another process: {error}") from error
+
+    @staticmethod
+    def unpacked(line: bytes) -> "Job":
+        """The job of a line."""
+        job: Job = pickle.loads(base64.b64decode(line))
+        return job
+
+
+class Process:
+    """One rank's process."""
+
+    def __init__(self, job: Job, threads: int) -> None:
+        self.rank = job.rank
+        self.said: set[str] = set()
+        self.error = ""
+        self.is_cause = False  # else its error is only that others were gone
+        self.heard = time.monotonic()
+        self.printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process is buried)
+        packed = job.packed()
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", WORKER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.printed,
+            env=environment(threads),
+        )
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(packed)
+        self.popen.stdin.flush()
+        self.listener = threading.Thread(target=self.listen, daemon=True, name=f"rank {self.rank} says")
+        self.listener.start()
+
+    def listen(self) -> None:
+        """Take down what it says, to the end."""
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            said = json.loads(line)
+            self.said.add(said["said"])
+            self.error = said.get("error", self.error)
+            self.is_cause = said.get("is_cause", self.is_cause)
+            self.heard = time.monotonic()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has ended or failed."""
+        return bool(self.error) or self.popen.poll() is not None
+
+    def obituary(self) -> str:
+        """What it died of, in its own words if it had any."""
+        self.listener.join(1.0)
+        if self.error:
+            return f"rank {self.rank} failed:\n{self.error}"
+        code = self.popen.wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return f"rank {self.rank} {how}{self.last_words()}"
+
+    def last_words(self) -> str:
+        """The end of what it printed."""
+        self.printed.seek(0)
+        text = self.printed.read().decode(errors="replace").strip()
+        return f"; it printed:\n{text[-LAST_WORDS:]}" if text else ""
+
+    def let_go(self) -> None:
+        """Close its pipe, on which it leaves."""
+        with suppress(OSError):
+            self.popen.stdin.close()  # type: ignore[union-attr]
+
+    def bury(self, patience: float) -> None:
+        """Wait for its end; if that does not come, kill it."""
+        try:
+            self.popen.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+        self.listener.join(1.0)
+        self.popen.stdout.close()  # type: ignore[union-attr]
+        self.printed.close()
+
+
+class Processes(Others):
+    """All other ranks' processes, on this machine, whose cores all ranks share evenly: each has as many threads."""
+
+    def __init__(self, job: Job, world: int, patience: float) -> None:
+        self.patience = patience
+        self.threads_before = torch.get_num_threads()
+        self.threads = max(1, (os.cpu_count() or 1) // world)
+        torch.set_num_threads(min(self.threads, self.threads_before))
+        self.all: list[Process] = []
+        try:
+            for rank in range(1, world):
+                self.all.append(Process(replace(job, rank=rank), self.threads))
+        except BaseException:
+            self.end()
+            raise
+
+    def started(self) -> None:
+        """Wait until all are there."""
+        try:
+            self.wait_for("started", START_SECONDS)
+        except RankError as error:
+            raise self.blame(error) from error
+
+    def loaded(self) -> None:
+        """As `Others`; each tensor that a rank has read is a sign of life."""
+        self.wait_for("loaded", self.patience)
+
+    def wait_for(self, what: str, patience: float) -> None:
+        """Until all have said `what`, as long as none fails and none is silent for `patience` seconds."""
+        since = time.monotonic()
+        while waiting := [process for process in self.all if what not in process.said]:
+            silent = [p for p in waiting if time.monotonic() - max(p.heard, since) > patience]
+            if any(process.is_dead for process in self.all) or silent:
+                late = (silent or waiting)[0].rank
+                raise RankError(f"rank {late} has not {what}, and said nothing for {patience:g} s")
+            time.sleep(0.005)
+
+    def blame(self, error: RankError) -> RankError:
+        """As `Others`: whoever has failed of itself; else who died; else all hang, as `error` says."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        while not any(p.is_dead for p in self.all) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        while not any(p.is_cause or p.popen.poll() for p in self.all) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        dead = sorted((p for p in self.all if p.is_dead), key=lambda p: (bool(p.error), not p.is_cause))
+        causes = [p for p in dead if p.is_cause] or [p for p in dead if not p.error] or dead
+        if causes:
+            return RankError(causes[0].obituary())
+        return RankError(f"no rank has failed, but one gave no answer for {self.patience:g} s (rank_timeout): {error}")
+
+    def end(self) -> None:
+        """As `Others`."""
+        processes, self.all = self.all, []
+        for process in processes:
+            process.let_go()
+        for process in processes:
+            process.bury(patience=1.0)
+        if processes:
+            torch.set_num_threads(self.threads_before)
+
+
+def environment(threads: int) -> dict[str, str]:
+    """A child's: it finds this very minfer, and has as many threads as it may use."""
+    package = str(Path(minfer.__file__).parents[1])
+    paths = [package, os.environ.get("PYTHONPATH", "")]
+    ours = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": str(threads)}
+    return {**{k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}, **ours}
+
+
+# ==== phase10/torch_group.py ========================================================================================
+# TorchGroup: a group over one `torch.distributed` process group, Gloo or NCCL, that belongs to one engine only.
+#
+# The process groups are made here from a store, not by `init_process_group`, which knows one world per process: so two
+# engines can live side by side.
+
+
+IDLE = 10 * 365 * 86400.0
+"""Seconds that a rank waits for the next step: for ever."""
+
+
+def require_distributed() -> None:
+    """Raise `DeviceError` where torch was built without `torch.distributed`."""
+    if not dist.is_available():
+        raise DeviceError(
+            "this torch was built without torch.distributed, which tensor_parallel and pipeline_parallel need: "
+            "install another build, or load with 1 of each"
+        )
+
+
+class TorchGroup(Group):
+    """Operations on `made`, which fail after `patience` seconds without an answer of the others (NCCL: as made)."""
+
+    def __init__(self, made: Any, patience: float) -> None:
+        self.made: Any = made
+        self.seconds, self.calls = 0.0, 0  # that this host has spent in operations; GPUs work on beside it
+        self.rank, self.size = made.rank(), made.size()
+        self.patience = timedelta(seconds=patience)
+        from torch._C._distributed_c10d import AllgatherOptions  # absent where torch.distributed is
+
+        self.reducing, self.gathering = dist.AllreduceOptions(), AllgatherOptions()
+        self.spreading = dist.BroadcastOptions()
+        for options in (self.reducing, self.gathering, self.spreading):
+            options.timeout = self.patience
+
+    def reduced(self, x: Tensor) -> Tensor:
+        """As `Group`."""
+        self._do("all_reduce", lambda: self.made.allreduce([x], self.reducing))
+        return x
+
+    def gathered(self, x: Tensor, into: Tensor) -> Tensor:
+        """As `Group`."""
+        parts = list(into.unbind(0))
+        self._do("all_gather", lambda: self.made.allgather([parts], [x.contiguous()], self.gathering))
+        return into
+
+    def spread(self, x: Tensor, source: int) -> Tensor:
+        """As `Group`."""
+        self.spreading.rootRank = source
+        self._do("broadcast", lambda: self.made.broadcast([x], self.spreading))
+        return x
+
+    def sent(self, x: Tensor, to: int) -> None:
+        """As `Group`."""
+        self._do(f"send to rank {to}", lambda: self.made.send([x], to, 0))
+
+    def received(self, x: Tensor, source: int) -> Tensor:
+        """As `Group`."""
+        self._do(f"receive from rank {source}", lambda: self.made.recv([x], source, 0))
+        return x
+
+    def leave(self) -> None:
+        """Let go of the connections now: at the end of the interpreter, torch ends the process over broken ones."""
+        made, self.made = self.made, None
+        if hasattr(made, "abort"):
+            made.abort()
+
+    def _do(self, what: str, start: Any) -> None:
+        if self.made is None:
+            raise RankError(f"rank {self.rank} of {self.size} has left the others: no {what}")
+        began = time.perf_counter()
+        try:
+            start().wait(self.patience)
+        except RuntimeError as error:
+            raise RankError(f"rank {self.rank} of {self.size} in {what}: {error}") from error
+        self.seconds += time.perf_counter() - began
+        self.calls += 1
+
+
+def gloo(store: Any, name: str, rank: int, size: int, host: str, patience: float) -> Any:
+    """A Gloo process group for tensors on the CPU, reached under `host` by the others."""
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = timedelta(seconds=patience)
+    return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
+
+
+def nccl(store: Any, name: str, rank: int, size: int, patience: float) -> Any:
+    """An NCCL process group for tensors on NVIDIA cards. Raises `DeviceError` where torch has no NCCL."""
+    if not dist.is_nccl_available():
+        raise DeviceError("this torch was built without NCCL, which several GPUs need: use a CUDA build, or device=cpu")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=patience)
+    return dist.ProcessGroupNCCL(dist.PrefixStore(name, store), rank, size, options)
+
+
+# ==== phase10/launcher.py ===========================================================================================
+# Launchers: where the other ranks come from: processes that this one starts, or those that torchrun has started.
+
+
+LOCAL = "127.0.0.1"
+LOAD_SECONDS = 600.0
+"""Within which torchrun's ranks must have loaded; of processes of our own, rank 0 hears more."""
+
+_engines = count()
+
+
+class Threads(Others):
+    """The other ranks as threads of a world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def loaded(self) -> None:
+        """They are waited for in the first operation."""
+
+    def blame(self, error: RankError) -> RankError:
+        """As `Others`."""
+        return RankError(self.world.failure() or str(error))
+
+    def end(self) -> None:
+        """As `Others`."""
+        self.world.end()
+
+
+class TorchrunOthers(Others):
+    """The other ranks as processes of torchrun, which ends them all when one fails."""
+
+    def __init__(self, store: Any, world: int) -> None:
+        self.store, self.world = store, world
+
+    def loaded(self) -> None:
+        """As `Others`."""
+        names = [f"loaded{rank}" for rank in range(1, self.world)]
+        try:
+            self.store.wait(names, timedelta(seconds=LOAD_SECONDS))
+        except RuntimeError as error:
+            raise RankError(f"not all ranks have loaded the model within {LOAD_SECONDS:g} s: {error}") from error
+
+    def blame(self, error: RankError) -> RankError:
+        """Each rank prints its own error."""
+        return error
+
+    def end(self) -> None:
+        """They leave when they are told, or when they lose this one."""
+
+
+def device_of(wanted: Any, local_rank: int) -> Device:
+    """The device of a rank: the CPU for all, or one GPU each from the one that was asked for on."""
+    device = Device.get(wanted)
+    if device.torch_device.type == "cpu":
+        return device
+    return Device.get(f"{device.torch_device.type}:{(device.torch_device.index or 0) + local_rank}")
+
+
+# ==== phase10/parallel_layers.py ====================================================================================
+# Parallel layers: what stands in a rank's shard where a layer's work is shared with other ranks.
+#
+# Columns need nothing: a plain linear layer with fewer outputs. So a layer has two sums over the ranks: after attention's
+# output product and after the MLP's.
+
+
+class NoPositions(nn.Module):
+    """In place of learned positions, where a stage is not the first: they were added there."""
+
+    def forward(self, positions: Tensor) -> Any:
+        """Nothing to add."""
+        return 0.0
+
+
+# ==== phase10/quantized_rows.py =====================================================================================
+# Row-parallel weights quantised as the whole model's are: a channel has one scale, whichever ranks have its columns.
+#
+# Column-parallel layers need nothing: their channels are whole. Scales of groups of columns (int4) are the whole's too,
+# where ranks have whole groups (`shard_plan.GRANULES`).
+
+
+def quantized(weight: torch.Tensor, scheme: PerChannel, group: Group) -> QuantizedLinear:
+    """The columns `weight (out, own)` of a row-parallel layer, with the scales of all ranks' columns together.
+
+    They get one column more, of each channel's largest weight anywhere, which says the scale and is then left out.
+    """
+    largest = group.all_gather(weight.abs().amax(-1)).amax(0)
+    parts = scheme.encode(torch.cat([weight, largest[:, None]], dim=1), "a row-parallel weight")
+    with torch.device("meta"):
+        layer = QuantizedLinear(weight.shape[1], weight.shape[0], scheme)
+    layer.hold({**parts, "codes": parts["codes"][:, :-1].contiguous()})
+    return layer
+
+
+# ==== phase10/shard.py ==============================================================================================
+# Shard: one rank's part of a model, built on its device from its slices of the files alone.
+
+
+class Names(NamedTuple):
+    """What the parts of a model are called that a shard exchanges."""
+
+    blocks: str
+    embedding: str
+    norm: str
+    row_parallel: tuple[str, str]  # within a block
+
+
+LLAMA = Names("layers", "embed_tokens", "norm", ("self_attn.o_proj", "mlp.down_proj"))
+GPT_2 = Names("h", "wte", "ln_f", ("attn.c_proj", "mlp.c_proj"))
+
+
+def place(model: nn.Module, name: str, weight: Tensor) -> None:
+    """Put `weight` where the parameter `name` of `model` was only a shape, and let its layer know its sizes."""
+    path, _, leaf = name.rpartition(".")
+    owner: Any = model.get_submodule(path)
+    setattr(owner, leaf, nn.Parameter(weight, requires_grad=False))
+    if isinstance(owner, nn.Linear) and leaf == "weight":
+        owner.out_features, owner.in_features = weight.shape
+
+
+def part_bytes(source: TensorSource, part: Part) -> int:
+    """Bytes of the part as they are stored."""
+    if part.dim is None:
+        return source.nbytes
+    return source.nbytes // source.shape[part.dim] * sum(map(len, part.ranges))
+
+
+# ==== phase10/engine.py =============================================================================================
+# Phase 10's change: `build_model` takes this rank's shard only, `forward` is one of all ranks together.
+
+
+@dataclass(frozen=True)
+class ParallelOptions(PreviousOptions):
+    """Phase 10's options."""
+
+    tensor_parallel: int = option(1, "ranks that share each layer's work; each has some heads and channels")
+    pipeline_parallel: int = option(1, "stages of layers, one after another, each on ranks of its own")
+    rank_timeout: float = option(15.0, "seconds without an answer after which a rank counts as hung, and all end")
+    ranks: Any = option("auto", "who runs the other ranks: auto (torchrun's if there are any), processes, torchrun")  # noqa: RUF009
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, "tensor_parallel", 1)
+        at_least(self, "pipeline_parallel", 1)
+        if not 0 < self.rank_timeout < float("inf"):
+            raise OptionsError(f"rank_timeout = {self.rank_timeout}: give a number of seconds above 0")
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        return self.tensor_parallel * self.pipeline_parallel
