@@ -15,8 +15,8 @@ from minfer.core.errors import OptionsError
 from minfer.core.models import open_model
 from minfer.core.options import EngineOptions, at_least, make_options, option
 from minfer.phase9 import Engine as PreviousEngine
+from minfer.phase9 import StreamOptions as PreviousOptions
 from minfer.phase9 import find_scheme
-from minfer.phase9.engine import GraphOptions as PreviousOptions
 from minfer.phase10.launcher import launcher_of
 from minfer.phase10.quantized_rows import quantize_rows_together
 from minfer.phase10.ranks import Ranks

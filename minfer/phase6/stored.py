@@ -29,7 +29,7 @@ def quantized_skeleton(checkpoint: Checkpoint) -> Transformer | GPT2:
 
 
 def build_stored(checkpoint: Checkpoint, dtype: torch.dtype, home: Callable[[str], torch.device]) -> nn.Module:
-    """The model, parameters in their homes: codes and scales as stored, all else in `dtype`. Raises `CheckpointError`."""
+    """The model, parameters at home: codes and scales as stored, the rest in `dtype`. Raises `CheckpointError`."""
     model = quantized_skeleton(checkpoint)
     for name, source in checkpoint.plan(model).items():
         owner, leaf = owner_of(model, name)
