@@ -3,7 +3,8 @@
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -63,45 +64,54 @@ def serve(
         require(module, extra="serve", purpose="minfer serve")
     from minfer.serve.policy import Aim, Policy
     from minfer.serve.server import Server, listen, url_of
-    from minfer.serve.service import About, Service
+    from minfer.serve.service import Service
     from minfer.serve.slo import parse_slo
 
-    options = _options(phase, flags)
     limits = ServerLimits(**given_values(ServerLimits, flags))
     if policy not in [str(aim) for aim in Aim]:
         raise OptionsError(f"--policy {policy!r}: choose one of {', '.join(Aim)}")
-    root = model if is_random(model) else str(resolve(model))
-    name = served_model_name or (Path(model).name if Path(model).is_dir() and model != EMBEDDED else model)
-    about = About(name, root, phase, minfer.__version__, int(time.time()))
     service = Service(
-        about,
-        _loads(phase, model, options, replicas),
+        _about(model, served_model_name, phase),
+        _loads(phase, model, _options(phase, flags), replicas),
         Policy(Aim(policy), small_rows, small_prompt),
         limits,
         parse_slo(slo) if slo else None,
     )
     bound = listen(host, port)
-    console = Console(stderr=True)
     _log(quiet)
+    console = Console(stderr=True)
     if host not in LOCAL and not api_key:
         console.print("minfer: warning: other machines can use this server, and no --api-key was given", style="yellow")
+    name = f"{service.about.model}, phase {phase}"
+    with _loading(console, name, url_of(bound)) as when_ready:
+        Server(service, api_key).serve_until_stopped(bound, when_ready)
+
+
+@contextmanager
+def _loading(console: Console, name: str, url: str) -> Iterator[Callable[[], None]]:
+    """A line that shows that something is going on, until the function given is called; then the address."""
     started = time.perf_counter()
-    status = console.status(f"loading {model}, phase {phase} …")
+    status = console.status(f"loading {name} …")
     status.start()
 
     def when_ready() -> None:
         status.stop()
         seconds = time.perf_counter() - started
-        console.print(
-            f"minfer: ready after {seconds:.1f} s: {name}, phase {phase}, at {url_of(bound)}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        console.print(f"minfer: ready after {seconds:.1f} s: {name}, at {url}", highlight=False, soft_wrap=True)
 
     try:
-        Server(service, api_key).serve_until_stopped(bound, when_ready)
+        yield when_ready
     finally:
         status.stop()
+
+
+def _about(model: str, name: str | None, phase: int) -> Any:
+    """What the service says of itself; a folder is known by its last part. Raises `MinferError` for no model."""
+    from minfer.serve.service import About
+
+    root = model if is_random(model) else str(resolve(model))
+    last = Path(model).name if Path(model).is_dir() and model != EMBEDDED else model
+    return About(name or last, root, phase, minfer.__version__, int(time.time()))
 
 
 def _options(phase: int, flags: dict[str, Any]) -> dict[str, Any]:

@@ -147,3 +147,20 @@ def test_top_without_a_server_is_one_line(capsys):
         free.bind(("127.0.0.1", 0))
         assert main(["top", "--url", f"http://127.0.0.1:{free.getsockname()[1]}"]) == 2
     assert capsys.readouterr().err.startswith("minfer: error: no minfer server at")
+
+
+def test_an_absent_extra_is_named_at_use():
+    code = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("fastapi", "uvicorn", "prometheus_client"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+from minfer.cli import main
+sys.exit(main(["serve", "--phase", "5"]))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    assert "pip install 'minfer[serve]'" in ended.stderr
