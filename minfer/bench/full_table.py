@@ -68,7 +68,7 @@ class FullTable:
             "environment": ledger.environment(),
             "asked": self.asked,
             "bandwidth": max(reading(self.device), copy_bandwidth(self.device)),
-            "event_s": event_seconds(),
+            "event_s": event_seconds(self.config),
             "finished": False,
             "parts": [ledger.entry(self.workload, {})],
         }
