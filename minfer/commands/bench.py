@@ -126,7 +126,7 @@ def show(
     made = ledger.load(file)
     _print(made)
     if readme:
-        insert(readme, table.markdown(made))
+        insert(readme, table.markdown(made), made.get("kind", "bench"))
 
 
 def _check(out: Path | None) -> None:
