@@ -29,7 +29,10 @@ PROBE = 8  # layers of the model that the profiler's own time is taken of
 
 
 def anatomy(contestant: EngineContestant, workload: Workload, event_s: float) -> dict[str, float]:
-    """Seconds of a profiled run's forwards by kind, without the profiler's own; steps; what products must have read."""
+    """Seconds of a profiled run's forwards by kind, without the profiler's own; steps; what products must have read.
+
+    `beside_s`: the seconds of the forwards in a run without the profiler just before.
+    """
     engine: Any = contestant.engine
     forward, ranks = engine.forward, getattr(engine, "ranks", None)
 
@@ -37,6 +40,7 @@ def anatomy(contestant: EngineContestant, workload: Workload, event_s: float) ->
         with record_function(FORWARD):
             return forward(batch)
 
+    beside = contestant.run(workload).facts["forward_s"]
     groups = [ranks.tensor, ranks.world, ranks.host] if ranks else []
     waited = [group.seconds for group in groups]
     engine.forward = marked
@@ -55,6 +59,7 @@ def anatomy(contestant: EngineContestant, workload: Workload, event_s: float) ->
         "steps": steps,
         "calls": seen.calls.total() / steps,
         "forward_s": within,
+        "beside_s": beside,
         "events": float(seen.events.total()),
         "products_s": max(0.0, seconds.get("products", 0.0) - inside),
         "attention_s": seconds.get("attention", 0.0),
@@ -91,9 +96,11 @@ def layers_marked(engine: Any) -> Iterator[None]:
 
 
 def terms(facts: dict[str, float], run: Sample, bandwidth: float) -> Terms:
-    """Milliseconds per output token of one unprofiled run's row, by part; they need not add up to what it took."""
-    scale = 1000 / sum(len(times) for times in run.token_times)
-    reading = min(facts["products_s"], facts["steps"] * facts["product_bytes"] / bandwidth)
+    """Milliseconds per output token of a row, by part, as of its run `run`; they need not add up to what that took."""
+    tokens = sum(len(times) for times in run.token_times)
+    drift = run.facts["forward_s"] / facts["beside_s"]  # of the machine, since the row's own runs
+    scale = 1000 * drift / tokens
+    reading = min(facts["products_s"], facts["steps"] * facts["product_bytes"] / bandwidth / drift)
     known = facts["products_s"] + facts["attention_s"] + facts["cache_s"] + facts["communication_s"]
     return Terms(
         weights=scale * reading,
@@ -102,7 +109,7 @@ def terms(facts: dict[str, float], run: Sample, bandwidth: float) -> Terms:
         arithmetic=scale * (facts["products_s"] - reading),
         launches=scale * max(0.0, facts["forward_s"] - known),
         communication=scale * facts["communication_s"],
-        host=scale * (run.duration - run.facts["forward_s"]),
+        host=1000 / tokens * (run.duration - run.facts["forward_s"]),
     )
 
 
@@ -126,6 +133,6 @@ def event_seconds(config: ModelConfig) -> float:
     contestant = EngineContestant(5, small(config, PROBE), num_blocks=16)
     work = decode(64, 2, 8, 12)
     contestant.run(work)
-    plain = min(contestant.run(work).facts["forward_s"] for _ in range(3))
     seen = [anatomy(contestant, work, 0.0) for _ in range(3)]
-    return max(0.0, min((one["forward_s"] - plain) / one["events"] for one in seen))
+    plain, profiled = (min(one[name] for one in seen) for name in ("beside_s", "forward_s"))
+    return max(0.0, (profiled - plain) / seen[0]["events"])
