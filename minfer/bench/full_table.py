@@ -15,7 +15,7 @@ from minfer.bench.contestants import Contestant, EngineContestant
 from minfer.bench.fast import Row
 from minfer.bench.figures import figures
 from minfer.bench.guard import Guard
-from minfer.bench.runner import Series, interleave
+from minfer.bench.runner import Series, brief, interleave
 from minfer.bench.variants import BLOCK, VARIANTS, Rows
 from minfer.bench.workloads import batch
 from minfer.core.bandwidth import copy_bandwidth
@@ -68,7 +68,7 @@ class FullTable:
             "environment": ledger.environment(),
             "asked": self.asked,
             "bandwidth": max(reading(self.device), copy_bandwidth(self.device)),
-            "event_s": event_seconds(),
+            "event_s": event_seconds(self.config),
             "finished": False,
             "parts": [ledger.entry(self.workload, {})],
         }
@@ -179,7 +179,7 @@ class FullTable:
     def _look_into(self, contestant: EngineContestant, entry: dict[str, Any], guard: Guard) -> None:
         engine: Any = contestant.engine
         with PeakMemory(self.device) as peak:
-            contestant.run(self.workload)
+            contestant.run(brief(self.workload))
         pool = getattr(engine.cache, "pool", None)
         entry["memory"]["kv_bytes"] = engine.cache.nbytes if pool is None else pool.nbytes
         entry["memory"]["running_bytes"] = peak.bytes

@@ -69,14 +69,14 @@ def interleave(
     samples = series.samples
     for contestant in contestants:
         samples.setdefault(contestant.name, [])
-    brief = replace(workload, requests=[_brief(request) for request in workload.requests])
+    short = brief(workload)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress, without_collections():
         task = progress.add_task("", total=(repeats + 1) * len(contestants))
         for contestant in contestants:
             progress.update(task, description=f"{workload.name}: {contestant.name}, warm-up")
             if len(samples[contestant.name]) < repeats:
-                series.run(contestant, brief)
+                series.run(contestant, short)
             progress.advance(task)
         for number in range(repeats):
             for contestant in contestants:
@@ -104,6 +104,11 @@ def without_collections() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def brief(workload: Workload) -> Workload:
+    """All of its requests, which end after a few tokens."""
+    return replace(workload, requests=[_brief(request) for request in workload.requests])
 
 
 def _brief(request: Request) -> Request:
