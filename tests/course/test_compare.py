@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from minfer.cli import main
+from minfer.core.config import ModelConfig
 from minfer.core.errors import OptionsError
+from minfer.core.hub import resolve
 from minfer.course.compare import WORKLOADS, Effect
 from minfer.course.compare_page import effect_html
 
@@ -19,7 +21,10 @@ def one_thread():
 
 def lengths():
     """(prompt, answer) of each request of the mixed workload."""
-    return [(len(one.prompt_ids), one.params.max_tokens) for one in WORKLOADS["mixed"](1000).requests]
+    return [
+        (len(one.prompt_ids), one.params.max_tokens)
+        for one in WORKLOADS["mixed"](ModelConfig.from_folder(resolve("tiny")).vocab_size).requests
+    ]
 
 
 def test_without_a_cache_each_step_computes_all_tokens():

@@ -32,10 +32,8 @@ def test_no_phase_is_needed_and_none_is_inherited_from(flat):
 def test_every_public_method_of_the_phase_is_there_or_dead(flat):
     for phase, text in flat.items():
         engine_cls = reference(phase)
-        names = {name for cls in engine_cls.__mro__[:-1] for name, one in vars(cls).items() if callable(one)}
-        names = {
-            name for name in names if not name.startswith("_") and not isinstance(vars(engine_cls).get(name), type)
-        }
+        own = [(name, one) for cls in engine_cls.__mro__[:-1] for name, one in vars(cls).items()]
+        names = {name for name, one in own if callable(one) and not isinstance(one, type) and not name.startswith("_")}
         (engine,) = [one for one in ast.parse(text).body if isinstance(one, ast.ClassDef) and one.name == "Engine"]
         there = {one.name for one in engine.body if isinstance(one, ast.FunctionDef)}
         rest = ast.unparse(engine)
