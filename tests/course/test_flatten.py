@@ -39,7 +39,7 @@ def test_every_public_method_of_the_phase_is_there_or_dead(flat):
         rest = ast.unparse(engine)
         missing = [name for name in names - there if f".{name}(" in rest]
         assert not missing, f"phase {phase} calls {missing}, which it does not define"
-        assert {"load", "generate", "stream", "run", "prepare", "execute"} <= there
+        assert {"load", "generate", "stream", "run", "prepare", "forward", "commit"} <= there
 
 
 def test_methods_that_nothing_calls_any_more_are_left_out(flat):
