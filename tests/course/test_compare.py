@@ -21,10 +21,8 @@ def one_thread():
 
 def lengths():
     """(prompt, answer) of each request of the mixed workload."""
-    return [
-        (len(one.prompt_ids), one.params.max_tokens)
-        for one in WORKLOADS["mixed"](ModelConfig.from_folder(resolve("tiny")).vocab_size).requests
-    ]
+    vocab_size = ModelConfig.from_folder(resolve("tiny")).vocab_size
+    return [(len(one.prompt_ids), one.params.max_tokens) for one in WORKLOADS["mixed"](vocab_size).requests]
 
 
 def test_without_a_cache_each_step_computes_all_tokens():
