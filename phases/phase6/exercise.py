@@ -10,7 +10,6 @@ Copy it (`minfer start 6`), write, then look what is right: `minfer check 6`, or
 It builds on the reference of phase 5; to build on your own, import that instead.
 """
 
-import difflib
 import platform
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -45,7 +44,7 @@ from torch import Tensor, nn
 
 from minfer.core.checkpoint import Checkpoint
 from minfer.core.device import Device
-from minfer.core.errors import OptionsError
+from minfer.core.errors import OptionsError, did_you_mean
 from minfer.core.gpt2 import GPT2
 from minfer.core.model import Transformer
 from minfer.core.models import skeleton
@@ -710,9 +709,9 @@ SCHEMES: dict[str, Callable[[int], Scheme]] = {
 def find_scheme(name: str, group_size: int = GROUP_SIZES[0]) -> Scheme:
     """The scheme of that name. Raises `OptionsError` that lists them, or the group sizes."""
     if name not in SCHEMES:
-        close = difflib.get_close_matches(str(name), SCHEMES, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise OptionsError(f"quantization {name!r} is unknown{hint}: use {', '.join(SCHEMES)}")
+        raise OptionsError(
+            f"quantization {name!r} is unknown{did_you_mean(str(name), SCHEMES, 1)}: use {', '.join(SCHEMES)}"
+        )
     if group_size not in GROUP_SIZES:
         raise OptionsError(f"group_size = {group_size!r}: use {', '.join(map(str, GROUP_SIZES))}")
     return SCHEMES[name](group_size)
