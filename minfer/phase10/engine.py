@@ -17,7 +17,7 @@ from minfer.core.options import EngineOptions, at_least, make_options, option
 from minfer.phase9 import StreamOptions as PreviousOptions
 from minfer.phase9 import find_scheme
 from minfer.phase10.launcher import device_of, launcher_of
-from minfer.phase10.quantized_rows import quantize_rows_together
+from minfer.phase10.quantized_rows import quantize_head, quantize_rows_together
 from minfer.phase10.ranks import Ranks
 from minfer.phase10.replicas import Replicas
 from minfer.phase10.replicated import ReplicatedEngine
@@ -110,11 +110,14 @@ class Engine(ReplicatedEngine):
         device = Device.get(options.device)
         dtype, _ = device.dtype(options.dtype, checkpoint.dtype)
         plan = ranks.plan = cls.Plan(checkpoint.config, ranks.place)
-        model = build_shard(checkpoint, plan, ranks, dtype, device.torch_device)
+        model = build_shard(checkpoint, plan, ranks, dtype, lambda name: cls.home(name, plan.config, options))
         asked = cast(ParallelOptions, options)
         ranks.begin(asked.max_batch, model.bytes_read)
         if asked.quantization is not None:
-            quantize_rows_together(model, find_scheme(asked.quantization, asked.group_size), ranks.tensor)
+            scheme = find_scheme(asked.quantization, asked.group_size)
+            quantize_rows_together(model, scheme, ranks.tensor)
+            if asked.quantize_head:
+                quantize_head(model, scheme)
         return model
 
     def allocate(self) -> None:
