@@ -28,6 +28,7 @@ SUMMARIES = {
     "options": "Show the options of a phase and the sampling parameters.",
     "comm": "Measure how fast ranks talk to each other, and its share of a step.",
     "profile": "Show where the time and the memory of some requests go.",
+    "grade": "Grade many submissions, each confined in processes of its own.",
     "bench": "Measure phases beside each other and beside their peers.",
     "predict": "Predict the time of steps by a model of their cost, beside published figures.",
     "calibrate": "Measure this machine: what predict and why reckon with.",

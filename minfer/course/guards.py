@@ -86,14 +86,14 @@ def no_forward() -> Iterator[None]:
 
 
 @contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise after so many seconds, where the system has timers and this is the main thread."""
+def time_limit(seconds: float, message: str) -> Iterator[None]:
+    """Raise `Forbidden` after so many seconds, where the system has timers and this is the main thread."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        raise Forbidden(f"takes more than {seconds:g} s to import: put work under `if __name__ == '__main__':`")
+        raise Forbidden(message)
 
     handler = signal.signal(signal.SIGALRM, stop)
     left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -111,5 +111,6 @@ def import_guards(phase: int, seconds: float) -> Iterator[None]:
         guards.enter_context(no_forward())  # imports torch, which must not count against the file's time
         guards.enter_context(phases_blocked(phase))
         guards.enter_context(no_network())
-        guards.enter_context(time_limit(seconds))
+        late = f"takes more than {seconds:g} s to import: put work under `if __name__ == '__main__':`"
+        guards.enter_context(time_limit(seconds, late))
         yield
