@@ -19,9 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import minfer
 from minfer.course.confine import namespaces
 from minfer.course.report import Entry, Report, Status
 
+MINFER = Path(minfer.__file__).parents[1]
 POLL = 0.05  # seconds
 STARTING = 120  # seconds from a child's start to its first test, or from one test to the next
 GRACE = 5  # seconds for a test to end after its own time limit should have ended it
@@ -207,7 +209,7 @@ class Child:
         return kept | {
             "HOME": str(home),
             "TMPDIR": str(temporary),
-            "PYTHONPATH": str(self.root),
+            "PYTHONPATH": os.pathsep.join([str(self.root), str(MINFER)]),
             "PYTHONSAFEPATH": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",

@@ -1,6 +1,8 @@
 """Guards around the loading of a file that is to be graded: no later phase, no network, no work, no endless loop."""
 
 import importlib.abc
+import os
+import re
 import signal
 import socket
 import sys
@@ -11,9 +13,13 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
 
+import minfer
 from minfer.course.outline import PHASE
 
 LOAD_SECONDS = 20
+SOURCES = re.escape(os.path.dirname(os.path.abspath(minfer.__file__)))
+ANSWERS = re.compile(rf"{SOURCES}[/\\]phase(\d+)[/\\]")
+MUTANTS = re.compile(r"tests[./\\]mutants\b")
 
 
 class Forbidden(Exception):
@@ -35,22 +41,54 @@ class PhaseBlocker(importlib.abc.MetaPathFinder):
         return None
 
     def blocks(self, name: str) -> bool:
-        """Whether the module belongs to a phase that must not be seen."""
+        """Whether the module belongs to a phase that must not be seen, or to the right engines of another make."""
         match = PHASE.match(name)
-        return match is not None and int(match[1]) >= self.phase
+        return bool(MUTANTS.match(name)) or (match is not None and int(match[1]) >= self.phase)
+
+    def hides(self, path: str) -> bool:
+        """Whether the file is the source of what is blocked."""
+        match = ANSWERS.match(path)
+        return bool(MUTANTS.search(path)) or (match is not None and int(match[1]) >= self.phase)
+
+
+class OpenFiles:
+    """Watches, once there is a blocker, what is opened. Python has no way to take such a watch away again."""
+
+    def __init__(self) -> None:
+        self.blockers: list[PhaseBlocker] = []
+        self.watching = False
+
+    def watch(self) -> None:
+        """Begin; idempotent."""
+        if not self.watching:
+            sys.addaudithook(self._note)
+            self.watching = True
+
+    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or not self.blockers or not isinstance(arguments[0], str):
+            return
+        path = os.path.abspath(arguments[0])
+        if self.blockers[-1].hides(path):
+            raise Forbidden(f"opens {path}, the answer to what is graded: it is to be written, not read")
+
+
+OPEN_FILES = OpenFiles()
 
 
 @contextmanager
 def phases_blocked(phase: int) -> Iterator[None]:
-    """Make `minfer.phaseM`, M >= phase, impossible to import, also where it was imported before."""
+    """Make `minfer.phaseM`, M >= phase, impossible to import, also where it was imported before, and to read."""
     blocker = PhaseBlocker(phase)
+    OPEN_FILES.watch()
     hidden = {name: module for name, module in sys.modules.items() if blocker.blocks(name)}
     for name in hidden:
         del sys.modules[name]
     sys.meta_path.insert(0, blocker)
+    OPEN_FILES.blockers.append(blocker)
     try:
         yield
     finally:
+        OPEN_FILES.blockers.remove(blocker)
         sys.meta_path.remove(blocker)
         sys.modules.update(hidden)
 
@@ -102,6 +140,15 @@ def time_limit(seconds: float, message: str) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, left)
         signal.signal(signal.SIGALRM, handler)
+
+
+def preload() -> None:
+    """Import what the first test would: a time limit that strikes within an import leaves half a module behind."""
+    import torch._dynamo
+
+    import minfer.course.lab
+
+    del torch, minfer
 
 
 @contextmanager

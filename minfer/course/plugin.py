@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minfer.course.grading import GRADED, Grading, phases_named
-from minfer.course.guards import phases_blocked
+from minfer.course.guards import phases_blocked, preload
 from minfer.course.loading import Refused
 from minfer.course.marking import NAME, Marking, is_graded, versions
 from minfer.course.outputs import Outputs, write_csv, write_gradescope, write_report
@@ -97,6 +97,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     grading = session.config.stash[GRADING]
     if session.config.option.collectonly:
         return
+    if not grading.is_reference:
+        preload()
     try:
         for phase in sorted({grading.phase_of(item.path) for item in session.items if is_graded(item)}):
             grading.engine_cls(phase)

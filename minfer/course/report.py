@@ -12,6 +12,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from minfer.core.errors import MinferError
+
 SCHEMA = 1
 ROUNDING = 6  # digits of a score: shares of points such as 8/17 sum to 100 only up to rounding
 
@@ -130,6 +132,14 @@ class Report:
             raise ValueError(f"schema is {found.get('schema')!r}, this minfer reads {SCHEMA}")
         entries = [Entry.from_dict(entry) for entry in found["tests"]]
         return cls(found["engine"], found["seed"], found["versions"], entries, found["note"])
+
+
+def read_report(path: Path) -> Report:
+    """The report in a `minfer.json`. Raises `MinferError` for a file that is none."""
+    try:
+        return Report.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MinferError(f"{path} is no report of this minfer ({type(error).__name__}: {error})") from error
 
 
 def write_json(path: Path, what: Any) -> None:
