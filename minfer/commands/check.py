@@ -53,4 +53,6 @@ def _print(report: Report, exercise: Exercise, phases: Path, every: bool) -> Non
     todo = [entry.task for entry in report.entries if entry.status is Status.TODO and entry.task]
     if todo and not failures:
         task = exercise.tasks[min(todo) - 1]
-        console.print(f"next: task {task.number}, {task.title}: {task.goal} (minfer hint {exercise.phase} {task.number})")
+        console.print(
+            f"next: task {task.number}, {task.title}: {task.goal} (minfer hint {exercise.phase} {task.number})"
+        )

@@ -10,7 +10,9 @@ from minfer.course import mistakes
 
 
 def explain(
-    code: Annotated[str | None, typer.Argument(help="As in a failure: P3-02; or a phase: P3. Without one: all.")] = None,
+    code: Annotated[
+        str | None, typer.Argument(help="As in a failure: P3-02; or a phase: P3. Without one: all.")
+    ] = None,
 ) -> None:
     """Explain a mistake: how it shows, why it happens, what to look at."""
     console = Console(highlight=False)

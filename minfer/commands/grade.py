@@ -23,10 +23,14 @@ DEFAULTS = Limits()
 def grade(
     folder: Annotated[Path, typer.Argument(help="Holds a file or a folder for each submission.")],
     phase: Annotated[int, typer.Option(help="The phase whose tests grade them.")],
-    out: Annotated[Path, typer.Option(help="A folder for each submission's minfer.json, results.json, output.")] = Path("graded"),
+    out: Annotated[Path, typer.Option(help="A folder for each submission's minfer.json, results.json, output.")] = Path(
+        "graded"
+    ),
     csv: Annotated[Path | None, typer.Option(help="One line a submission; default: grades.csv in --out.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="How many at a time.")] = 1,
-    seed: Annotated[int, typer.Option(help="Draws sizes, weights and prompts: one that nobody knows, for grading.")] = 17,
+    seed: Annotated[
+        int, typer.Option(help="Draws sizes, weights and prompts: one that nobody knows, for grading.")
+    ] = 17,
     hidden: Annotated[Path | None, typer.Option(help="A folder of more tests, each with its points.")] = None,
     seconds: Annotated[float, typer.Option(min=1, help="For one submission.")] = DEFAULTS.seconds,
     test_seconds: Annotated[float, typer.Option(min=0.5, help="For one test.")] = DEFAULTS.test_seconds,

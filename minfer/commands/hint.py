@@ -13,7 +13,9 @@ from minfer.course.files import course_root
 def hint(
     phase: Annotated[int, typer.Argument(help="The phase.")],
     task: Annotated[int, typer.Argument(help="The task.")],
-    level: Annotated[int, typer.Option(min=1, max=HINTS, help="1: where to look; 2: the idea; 3: all but the code.")] = 1,
+    level: Annotated[
+        int, typer.Option(min=1, max=HINTS, help="1: where to look; 2: the idea; 3: all but the code.")
+    ] = 1,
 ) -> None:
     """Show a hint for a task; each level says more."""
     exercise = Exercise.read(phase, course_root() / "phases")

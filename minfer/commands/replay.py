@@ -22,7 +22,13 @@ def replay(receipt: Annotated[Path, typer.Argument(help="A file that minfer chec
     ended = found.replay(course_root(), Limits())
     console.print(ended.message or f"{ended.code}  {ended.title}: passed")
     same = (ended.status, ended.message) == (found.entry.status, found.entry.message)
-    differing = [f"{name} {old} there, {versions()[name]} here" for name, old in found.versions.items() if versions().get(name) != old]
-    console.print("the same as in the receipt" if same else f"not as in the receipt, which says:\n{found.entry.message}")
+    differing = [
+        f"{name} {old} there, {versions()[name]} here"
+        for name, old in found.versions.items()
+        if versions().get(name) != old
+    ]
+    console.print(
+        "the same as in the receipt" if same else f"not as in the receipt, which says:\n{found.entry.message}"
+    )
     if differing:
         console.print(f"versions differ: {'; '.join(differing)}")

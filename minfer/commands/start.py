@@ -22,7 +22,9 @@ def start(phase: Annotated[int, typer.Argument(help="The phase.")]) -> None:
 def print_tasks(exercise: Exercise, phases: Path, written: list[Path]) -> None:
     """Where to write, where to read, what to do."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    console.print(f"phase {exercise.phase}, {exercise.title}, about {exercise.minutes} minutes: {', '.join(map(str, written))}")
+    console.print(
+        f"phase {exercise.phase}, {exercise.title}, about {exercise.minutes} minutes: {', '.join(map(str, written))}"
+    )
     lesson = phases / f"phase{exercise.phase}" / "README.md"
     if lesson.is_file():
         console.print(f"lesson: {lesson}")

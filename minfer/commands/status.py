@@ -28,6 +28,8 @@ def _standing(work: Work, phase: int) -> tuple[str, str]:
     file, report = work.file(phase), work.report(phase)
     if report is None:
         return "–", "not checked yet" if file.exists() else f"minfer start {phase}"
-    counts = ", ".join(f"{number} {status.words}" for status, number in report.counts.items() if status is not Status.PASSED)
+    counts = ", ".join(
+        f"{number} {status.words}" for status, number in report.counts.items() if status is not Status.PASSED
+    )
     changed = file.exists() and Target.parse(str(file)).sha != report.engine["sha"]
     return f"{report.score:g}/{report.maximum:g}", (counts or "all passed") + (" (changed since)" if changed else "")

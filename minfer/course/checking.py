@@ -49,7 +49,9 @@ def run_tests(phase: int, root: Path, arguments: Sequence[str], plugins: Sequenc
         with redirect_stderr(said), redirect_stdout(io.StringIO()):
             pytest.main([*where, *without, f"--report={report}", *arguments], plugins=[Ticker(progress), *plugins])
         if not report.is_file():
-            raise MinferError(f"the tests of phase {phase} could not be run: {said.getvalue().strip() or 'no test ran'}")
+            raise MinferError(
+                f"the tests of phase {phase} could not be run: {said.getvalue().strip() or 'no test ran'}"
+            )
         found = read_report(report)
     if not found.entries or found.note:
         raise MinferError(found.note or f"phase {phase} has no such tests")

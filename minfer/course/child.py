@@ -161,7 +161,11 @@ class Child:
         command = [*namespaces(), sys.executable, "-m", "minfer.course.confine", str(self._memory), *self._pytest()]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         process = subprocess.Popen(
-            command, cwd=self._scratch("cwd"), env=self._environment(), start_new_session=True, **pipes  # type: ignore[call-overload]
+            command,
+            cwd=self._scratch("cwd"),
+            env=self._environment(),
+            start_new_session=True,
+            **pipes,  # type: ignore[call-overload]
         )
         reader = threading.Thread(target=self.output.follow, args=[process.stdout], daemon=True)
         reader.start()
@@ -200,7 +204,17 @@ class Child:
         root = ["-c", f"{self.root}/pyproject.toml", f"--rootdir={self.root}", f"--confcutdir={self.root}"]
         skipped = [f"--deselect={test}" for test in self.journal.done]
         limit = f"--timeout={self.limits.test_seconds:g}"
-        return [sys.executable, "-m", "pytest", *options, *root, limit, f"--journal={self.journal.path}", *self.arguments, *skipped]
+        return [
+            sys.executable,
+            "-m",
+            "pytest",
+            *options,
+            *root,
+            limit,
+            f"--journal={self.journal.path}",
+            *self.arguments,
+            *skipped,
+        ]
 
     def _environment(self) -> dict[str, str]:
         """Nothing of the grader's own: its keys and tokens stay with it."""

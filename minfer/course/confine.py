@@ -1,4 +1,4 @@
-"""Confine: run a command with less memory, smaller files and no core dump: `python -m minfer.course.confine BYTES CMD…`.
+"""Confine: run a command with bounds on memory and files: `python -m minfer.course.confine BYTES COMMAND…`.
 
 A process of its own sets the limits and becomes the command, so nothing runs between a fork and an exec.
 """
@@ -34,7 +34,7 @@ def limit(memory: int) -> None:
 
 @lru_cache
 def namespaces() -> tuple[str, ...]:
-    """The words before a command that take the network from it, and let nothing it started outlive it; () if refused."""
+    """What to put before a command so that it has no network and leaves no process behind; () if refused."""
     if shutil.which(NAMESPACES[0]) is None:
         return ()
     tried = subprocess.run([*NAMESPACES, "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=20)

@@ -43,7 +43,9 @@ def judge(error: BaseException, entry: Entry, needs_gpu: bool) -> Judgement:
     if isinstance(error, NotImplementedError) and _was_raised_in_python(error):
         return _todo(error, entry)
     if kind == "Failed" and (match := TIMEOUT.search(str(error))):
-        return Judgement(Status.TIMEOUT, (f"  {'raised':<9} it was not done after {match[1]} s: is there a loop without end?",))
+        return Judgement(
+            Status.TIMEOUT, (f"  {'raised':<9} it was not done after {match[1]} s: is there a loop without end?",)
+        )
     if kind in ("Skipped", "XFailed"):
         if needs_gpu:
             return Judgement(Status.ABSENT, (f"  {'n/a':<9} {error}",))

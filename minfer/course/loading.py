@@ -175,8 +175,9 @@ def refuse_later_phases(outline: Outline, phase: int) -> None:
     for line, number in outline.phases_imported():
         if number >= phase:
             raise Refused(
-                f"{outline.path}, {outline.place(line)}: minfer.phase{number} is the answer to what is graded (phase {phase}); "
-                f"build on minfer.phase{phase - 1}" + ("" if phase > 1 else " … that is, on minfer.core")
+                f"{outline.path}, {outline.place(line)}: minfer.phase{number} is the answer to what is graded "
+                f"(phase {phase}); build on minfer.phase{phase - 1}"
+                + ("" if phase > 1 else " … that is, on minfer.core")
             )
 
 

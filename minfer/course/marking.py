@@ -11,7 +11,7 @@ import pytest
 
 import minfer
 from minfer.course import screens, table, worth
-from minfer.course.grading import Grading, phase_of
+from minfer.course.grading import Grading
 from minfer.course.judging import Blocked, judge
 from minfer.course.outputs import Outputs
 from minfer.course.report import Entry, Report, Status
@@ -89,15 +89,15 @@ class Marking:
     def _missing(self, entry: Entry) -> Entry | None:
         """What the test needs and has run without passing."""
         for other in self.entries.values():
-            if other.phase == entry.phase and other.code in entry.needs:
-                if other.status not in (Status.PASSED, Status.NOT_RUN, Status.ABSENT):
-                    return other
+            is_needed = other.phase == entry.phase and other.code in entry.needs
+            if is_needed and other.status not in (Status.PASSED, Status.NOT_RUN, Status.ABSENT):
+                return other
         return None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    ) -> Generator[None, Any, pytest.TestReport]:
         """Judge the outcome; what did not pass is shown as one screen."""
         report = yield
         entry = self.entries.get(item.nodeid)
@@ -111,7 +111,7 @@ class Marking:
         report.user_properties += list(about.items())
         return report
 
-    def _show(self, item: pytest.Item, entry: Entry, error: BaseException, report: pytest.TestReport) -> None:
+    def _show(self, item: pytest.Item, entry: Entry, error: BaseException, report: Any) -> None:
         """Give the pytest report its screen, and the data of which the entry is made."""
         judgement = judge(error, entry, needs_gpu=item.get_closest_marker("gpu") is not None)
         guilty = self._suspects(item, error, entry) if isinstance(error, Mismatch) else ()

@@ -1,4 +1,4 @@
-"""Mistakes: the pages of the catalogue, one a code, from `mistakes/phaseN.md`, in which each begins `## P3-02 title`."""
+"""Mistakes: the catalogue's pages, one a code, from `mistakes/phaseN.md`, where each begins `## P3-02 title`."""
 
 import difflib
 import re
@@ -24,7 +24,9 @@ class Page:
         """The whole page, with the command that looks for this mistake only."""
         phase, name = self.code[1:].split("-")[0], self.code.replace("-", "_")
         tests = "tests/phaseN" if phase == "0" else f"tests/phase{phase}"
-        return f"## {self.code} {self.title}\n\n{self.body}\n\nCheck it alone: `pytest {tests} --engine FILE.py -k {name}`"
+        return (
+            f"## {self.code} {self.title}\n\n{self.body}\n\nCheck it alone: `pytest {tests} --engine FILE.py -k {name}`"
+        )
 
 
 @lru_cache

@@ -74,7 +74,7 @@ def _is_constant(node: ast.stmt) -> bool:
 
 
 def place(code: str, line: int) -> str:
-    """"cell 3, line 2" of a line of the code."""
+    """ "cell 3, line 2" of a line of the code."""
     lines = code.splitlines()[:line]
     start = max((i for i, text in enumerate(lines) if text.startswith(MARK)), default=None)
-    return f"line {line}" if start is None else f"cell {lines[start][len(MARK):]}, line {line - start - 1}"
+    return f"line {line}" if start is None else f"cell {lines[start][len(MARK) :]}, line {line - start - 1}"

@@ -50,7 +50,7 @@ class Outline:
         return hashlib.sha256(self.text.encode()).hexdigest()[:8]
 
     def place(self, line: int) -> str:
-        """"line 12", or "cell 3, line 2"."""
+        """ "line 12", or "cell 3, line 2"."""
         return notebook.place(self.text, line) if self.path.suffix == notebook.SUFFIX else f"line {line}"
 
     def find_class(self, name: str) -> ast.ClassDef | None:

@@ -86,7 +86,13 @@ def gradescope(report: Report) -> dict[str, Any]:
         for entry in report.counted
     ]
     said = f"{report.engine['described']}\n{report.note or report.in_words()}"
-    return {"score": report.score, "output": said, "output_format": "text", "stdout_visibility": "hidden", "tests": tests}
+    return {
+        "score": report.score,
+        "output": said,
+        "output_format": "text",
+        "stdout_visibility": "hidden",
+        "tests": tests,
+    }
 
 
 def write_csv(path: Path, report: Report) -> None:

@@ -41,7 +41,9 @@ class Receipt:
         except FileNotFoundError as error:
             raise MinferError(f"there is no file {path}") from error
         except (ValueError, KeyError, TypeError, AssertionError) as error:
-            raise MinferError(f"{path} is no receipt: minfer check and minfer grade write one for each failure") from error
+            raise MinferError(
+                f"{path} is no receipt: minfer check and minfer grade write one for each failure"
+            ) from error
 
     def replay(self, root: Path, limits: Limits) -> Entry:
         """Run the test again, confined, on the engine in the receipt. Raises `MinferError` if it cannot be run."""
@@ -51,7 +53,9 @@ class Receipt:
             engine = folder / where.name
             engine.write_text(self.source, encoding="utf-8")
             spec = f"{engine}:{class_name}" if class_name else str(engine)
-            child = Child([str(root / self.entry.test), f"--engine={spec}", f"--seed={self.seed}"], root, folder, limits)
+            child = Child(
+                [str(root / self.entry.test), f"--engine={spec}", f"--seed={self.seed}"], root, folder, limits
+            )
             note = child.run()
             ended = child.journal.by_test.get(self.entry.test)
             if ended is None or ended.status is Status.NOT_RUN:

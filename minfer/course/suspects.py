@@ -35,7 +35,12 @@ class Suspects:
         self.found: list[Any] = []
 
     def of(
-        self, test: Callable[..., Any], arguments: Mapping[str, Any], new_lab: Callable[[], Any], mismatch: Mismatch, phase: int
+        self,
+        test: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        new_lab: Callable[[], Any],
+        mismatch: Mismatch,
+        phase: int,
     ) -> tuple[str, ...]:
         """The names of the mutants of `phase`, or an earlier one, that fail `test` with the same evidence."""
         if not is_telling(mismatch.evidence):
@@ -60,7 +65,7 @@ class Suspects:
 
 
 def in_words(name: str) -> str:
-    """"positions from zero" of `PositionsFromZero`."""
+    """ "positions from zero" of `PositionsFromZero`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
 
 

@@ -45,7 +45,7 @@ def _title(phase: int, task: int | None, visible: bool, phases: Path) -> str:
 
 
 def _outcomes(entries: list[Entry]) -> str:
-    """"passed 5; failed P3-01, P3-02; to do P3-06"."""
+    """ "passed 5; failed P3-01, P3-02; to do P3-06"."""
     parts = []
     for status in Status:
         codes = [entry.code for entry in entries if entry.status is status]
