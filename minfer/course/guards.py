@@ -77,20 +77,30 @@ OPEN_FILES = OpenFiles()
 
 @contextmanager
 def phases_blocked(phase: int) -> Iterator[None]:
-    """Make `minfer.phaseM`, M >= phase, impossible to import, also where it was imported before, and to read."""
+    """Make `minfer.phaseM`, M >= phase, impossible to import, also where it was imported before."""
     blocker = PhaseBlocker(phase)
-    OPEN_FILES.watch()
     hidden = {name: module for name, module in sys.modules.items() if blocker.blocks(name)}
     for name in hidden:
         del sys.modules[name]
     sys.meta_path.insert(0, blocker)
-    OPEN_FILES.blockers.append(blocker)
     try:
         yield
     finally:
-        OPEN_FILES.blockers.remove(blocker)
         sys.meta_path.remove(blocker)
         sys.modules.update(hidden)
+
+
+@contextmanager
+def answers_hidden(phase: int) -> Iterator[None]:
+    """Make `minfer.phaseM`, M >= phase, impossible to import and to read."""
+    blocker = PhaseBlocker(phase)
+    OPEN_FILES.watch()
+    with phases_blocked(phase):
+        OPEN_FILES.blockers.append(blocker)
+        try:
+            yield
+        finally:
+            OPEN_FILES.blockers.remove(blocker)
 
 
 @contextmanager
@@ -156,7 +166,7 @@ def import_guards(phase: int, seconds: float) -> Iterator[None]:
     """All of them, for a file that is graded as `phase`."""
     with ExitStack() as guards:
         guards.enter_context(no_forward())  # imports torch, which must not count against the file's time
-        guards.enter_context(phases_blocked(phase))
+        guards.enter_context(answers_hidden(phase))
         guards.enter_context(no_network())
         late = f"takes more than {seconds:g} s to import: put work under `if __name__ == '__main__':`"
         guards.enter_context(time_limit(seconds, late))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import minfer
+from minfer.core.errors import MinferError
 from minfer.course import screens, table, worth
 from minfer.course.grading import Grading
 from minfer.course.judging import Blocked, judge
@@ -50,7 +51,7 @@ class Marking:
         graded = [(items[i], self.grading.phase_of(items[i].path)) for i in places]
         try:
             entries = worth.entries(graded, self.root / "phases", self.grading.hidden)
-        except worth.Unmarked as error:
+        except MinferError as error:
             raise pytest.UsageError(str(error)) from error
         self.entries = {entry.test: entry for entry in entries}
         by_id = {item.nodeid: item for item, _ in graded}
@@ -146,7 +147,7 @@ class Marking:
         return self.suspects.of(item.obj, arguments, again, mismatch, entry.phase)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Fill in the entry. Under xdist this runs in the process that reports, the judging in another."""
+        """Fill in the entry."""
         entry, graded = self.entries.get(report.nodeid), getattr(report, "graded", None)
         if entry is None or graded is None:
             return

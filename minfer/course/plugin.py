@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minfer.course.grading import GRADED, Grading, phases_named
-from minfer.course.guards import phases_blocked, preload
+from minfer.course.guards import answers_hidden, phases_blocked, preload
 from minfer.course.loading import Refused
 from minfer.course.marking import NAME, Marking, is_graded, versions
 from minfer.course.outputs import Outputs, write_csv, write_gradescope, write_report
@@ -55,6 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
     spec = option.engine or os.environ.get("MINFER_ENGINE")
     hidden = option.hidden.resolve() if option.hidden else None
     files = [(getattr(option, name).resolve(), write) for name, write in WRITERS.items() if getattr(option, name)]
+    if (files or option.journal) and getattr(option, "numprocesses", None):
+        raise pytest.UsageError("results are written by one process: leave --numprocesses out")
     outputs = Outputs(files, option.journal)
     phases = phases_named(config.args)
     try:
@@ -128,9 +130,10 @@ def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Grade a student's file without the phases that are not to be seen, even where a method imports them."""
+    """Grade a student's file without the answers, even where a method asks for them; no test needs a later phase."""
     grading = item.config.stash[GRADING]
-    if grading.is_reference or grading.given or not is_graded(item):
+    if grading.given or not is_graded(item):
         return (yield)
-    with phases_blocked(grading.phase_of(item.path)):
+    phase = grading.phase_of(item.path)
+    with phases_blocked(phase + 1) if grading.is_reference else answers_hidden(phase):
         return (yield)

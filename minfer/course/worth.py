@@ -14,10 +14,6 @@ from minfer.course.report import Entry
 CODE = re.compile(r"test_(P\d+_\d+)_(\w+)")
 
 
-class Unmarked(Exception):
-    """A test that should be worth points and does not say how many."""
-
-
 @lru_cache
 def exercise(phase: int, folder: Path) -> Exercise | None:
     """The phase's exercise, None where there is none yet."""
@@ -31,7 +27,7 @@ def code_and_title(name: str) -> tuple[str, str]:
 
 
 def entries(items: Sequence[tuple[Any, int]], phases: Path, hidden: Path | None) -> list[Entry]:
-    """An entry for each of (pytest item, phase). Raises `Unmarked` for a hidden test without points."""
+    """An entry for each of (pytest item, phase). Raises `MinferError` for a hidden test without points."""
     made = [_entry(item, phase, phases, hidden) for item, phase in items]
     sharing = Counter((entry.phase, _scored(entry, item, phases)) for entry, (item, _) in zip(made, items, strict=True))
     for entry, (item, _) in zip(made, items, strict=True):
@@ -70,7 +66,7 @@ def needs_of(item: Any) -> tuple[str, ...]:
 def _marked_points(item: Any) -> float:
     marker = item.get_closest_marker("points")
     if marker is None or not marker.args:
-        raise Unmarked(f"the hidden test {item.nodeid} says not what it is worth: mark it @pytest.mark.points(5), say")
+        raise MinferError(f"the hidden test {item.nodeid} says not what it is worth: mark it @pytest.mark.points(5), say")
     return float(marker.args[0])
 
 
