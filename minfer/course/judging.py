@@ -3,7 +3,9 @@
 import linecache
 import re
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from minfer.course import screens
 from minfer.course.report import Entry, Status
@@ -33,8 +35,8 @@ class Judgement:
         return "\n".join([screens.heading(entry.code, entry.title, entry.points), *self.lines])
 
 
-def judge(error: BaseException, entry: Entry, needs_gpu: bool) -> Judgement:
-    """Judge a test that ended with `error`."""
+def judge(error: BaseException, entry: Entry, needs_gpu: bool, tests: Sequence[Path]) -> Judgement:
+    """Judge a test that ended with `error`; `tests` are the folders of the grader's own code."""
     kind = type(error).__name__
     if isinstance(error, Blocked):
         return Judgement(Status.BLOCKED, (str(error),))
@@ -50,7 +52,7 @@ def judge(error: BaseException, entry: Entry, needs_gpu: bool) -> Judgement:
         if needs_gpu:
             return Judgement(Status.ABSENT, (f"  {'n/a':<9} {error}",))
         return Judgement(Status.SKIPPED, (f"  {'skipped':<9} by the engine: a test that is not run does not score",))
-    return Judgement(Status.FAILED, tuple(screens.exception_lines(error)))
+    return Judgement(Status.FAILED, tuple(screens.exception_lines(error, tests)))
 
 
 def _todo(error: NotImplementedError, entry: Entry) -> Judgement:

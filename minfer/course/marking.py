@@ -114,7 +114,8 @@ class Marking:
 
     def _show(self, item: pytest.Item, entry: Entry, error: BaseException, report: Any) -> None:
         """Give the pytest report its screen, and the data of which the entry is made."""
-        judgement = judge(error, entry, needs_gpu=item.get_closest_marker("gpu") is not None)
+        tests = [self.root / "tests", *([self.grading.hidden] if self.grading.hidden else [])]
+        judgement = judge(error, entry, item.get_closest_marker("gpu") is not None, tests)
         guilty = self._suspects(item, error, entry) if isinstance(error, Mismatch) else ()
         screen = [judgement.screen(entry), *(f"  {'looks like':<9} {line}" for line in looks_like(guilty))]
         report.graded = {"status": judgement.status.value, "message": "\n".join(screen), "looks_like": guilty}

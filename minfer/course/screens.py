@@ -8,7 +8,6 @@ from pathlib import Path
 import minfer
 
 MINFER = Path(minfer.__file__).parent
-TESTS = MINFER.parent / "tests"
 LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
 FRAMES = 4  # of the student's own, the innermost
 WIDTH = 160
@@ -20,10 +19,10 @@ def heading(code: str, title: str, points: float) -> str:
     return f"{code}  {title}" + (f"  (0 of {points:.3g} points)" if points else "")
 
 
-def exception_lines(error: BaseException) -> list[str]:
-    """What was raised, and where in the student's own files; the grader's frames are left out."""
+def exception_lines(error: BaseException, tests: Sequence[Path]) -> list[str]:
+    """What was raised, and where in the student's own files; frames of minfer and of `tests` are left out."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _is_the_courses(Path(frame.filename))]
+    own = [frame for frame in frames if not _is_the_courses(Path(frame.filename), tests)]
     lines = [("raised", f"{type(error).__name__}: {_short(str(error))}")]
     lines += [
         ("at" if not i else "", f"{_name(frame)}, line {frame.lineno}, in {frame.name}:  {frame.line}")
@@ -36,8 +35,8 @@ def exception_lines(error: BaseException) -> list[str]:
     return [f"  {key:<9} {value}" for key, value in lines]
 
 
-def _is_the_courses(path: Path) -> bool:
-    others = any(path.is_relative_to(folder) for folder in (MINFER, TESTS, *LIBRARIES))
+def _is_the_courses(path: Path, tests: Sequence[Path]) -> bool:
+    others = any(path.is_relative_to(folder) for folder in (MINFER, *tests, *LIBRARIES))
     return others or path.name.startswith("<frozen")
 
 

@@ -66,7 +66,7 @@ def needs_of(item: Any) -> tuple[str, ...]:
 def _marked_points(item: Any) -> float:
     marker = item.get_closest_marker("points")
     if marker is None or not marker.args:
-        raise MinferError(f"the hidden test {item.nodeid} says not what it is worth: mark it @pytest.mark.points(5), say")
+        raise MinferError(f"the hidden test {item.nodeid} says not what it is worth: @pytest.mark.points(5), say")
     return float(marker.args[0])
 
 
