@@ -43,6 +43,6 @@ def test_a_code_is_found_however_it_is_written():
     assert mistakes.page("p3_02") is mistakes.page("P3-02")
     with pytest.raises(MinferError, match=r"there is no page P3-99: P3-09"):
         mistakes.page("P3-99")
-    assert [page.code for page in mistakes.of_phase("p10")][0] == "P10-01"
+    assert mistakes.of_phase("p10")[0].code == "P10-01"
     with pytest.raises(MinferError, match="there are no pages of phase 77"):
         mistakes.of_phase("P77")

@@ -1,4 +1,4 @@
-"""The course tests itself: tasks, tests and points agree; what is not begun scores nothing; the reference scores all."""
+"""The course tests itself: tasks, tests and points agree; a starter scores nothing, the reference everything."""
 
 from pathlib import Path
 
