@@ -15,20 +15,20 @@ REFUSED = {"P0-01", "P0-02", "P0-03", "P0-05"}
 DEFINED = re.compile(r"def (test_P\d+_\d+_\w+)\(")
 
 
-def tested_codes():
+def codes_looked_for():
     files = [*TESTS.glob("phase*/test_*.py"), *TESTS.glob("contract/*.py")]
     names = [name for file in files for name in DEFINED.findall(file.read_text())]
     return {code_and_title(name)[0] for name in names}
 
 
 def test_every_tested_code_has_a_page():
-    assert sorted(tested_codes() - set(mistakes.pages())) == []
+    assert sorted(codes_looked_for() - set(mistakes.pages())) == []
 
 
 def test_every_page_is_of_a_mistake_that_is_looked_for():
-    built = {code.split("-")[0] for code in tested_codes()} | {"P0"}
+    built = {code.split("-")[0] for code in codes_looked_for()} | {"P0"}
     of_built = {code for code in mistakes.pages() if code.split("-")[0] in built}
-    assert sorted(of_built - tested_codes() - REFUSED) == []
+    assert sorted(of_built - codes_looked_for() - REFUSED) == []
 
 
 @pytest.mark.parametrize("code", sorted(mistakes.pages()))
