@@ -11,7 +11,7 @@ Loses     With one request at a time, and when all are of one length: then a sta
 
 from minfer.phase5.block_allocator import BlockAllocator
 from minfer.phase5.engine import Engine, PagedOptions
-from minfer.phase5.paged_kv_cache import PagedKVCache, PagedStep
+from minfer.phase5.paged_kv_cache import PagedAttention, PagedKVCache, PagedStep
 from minfer.phase5.scheduler import Scheduler
 
-__all__ = ["BlockAllocator", "Engine", "PagedKVCache", "PagedOptions", "PagedStep", "Scheduler"]
+__all__ = ["BlockAllocator", "Engine", "PagedAttention", "PagedKVCache", "PagedOptions", "PagedStep", "Scheduler"]

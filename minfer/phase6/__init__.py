@@ -7,7 +7,7 @@ Costs     Quality: `minfer quality` shows perplexity, divergence and the greedy 
 Loses     With many rows at once, which are bound by arithmetic; and where only dequantise-and-multiply serves.
 """
 
-from minfer.phase5 import PagedKVCache, PagedStep
+from minfer.phase5 import PagedAttention, PagedKVCache, PagedStep
 from minfer.phase6.engine import Engine, QuantizationOptions
 from minfer.phase6.names import find_scheme
 from minfer.phase6.quantized_linear import QuantizedLinear
@@ -15,6 +15,7 @@ from minfer.phase6.schemes import PerChannel, Scheme
 
 __all__ = [
     "Engine",
+    "PagedAttention",
     "PagedKVCache",
     "PagedStep",
     "PerChannel",

@@ -9,6 +9,7 @@ from minfer.core.attention import Attention
 from minfer.core.gpt2 import GPT2
 from minfer.core.model import Transformer
 from minfer.phase7.blocks import FusedBlock, FusedGPT2Block
+from minfer.phase7.decoding import Decoding
 from minfer.phase7.product import head, product
 
 
@@ -28,6 +29,7 @@ class FusedModel(nn.Module):
         self.norm = norm
         self.lm_head: nn.Module = model.lm_head
         self.between: Callable[..., tuple[Tensor, ...]] = between
+        self.decoding: Decoding | None = None
 
     def embed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """Token ids and positions `(*lead,)` -> `(*lead, hidden)` and the rotary rows, where the model has them."""
@@ -52,12 +54,27 @@ class FusedModel(nn.Module):
         x, rotary = self.embed(input_ids, positions)
         blocks: list[Any] = list(self.layers)
         q, k, v = blocks[0].enter(x, rotary)
-        for block, following, attend in zip(blocks, blocks[1:], attention, strict=False):
-            x, q, k, v = self.between(block, following, x, attend(q, k, v).flatten(-2), rotary)
+        if self.decoding is not None and self.decoding.serves(attention[0]):
+            x, q, k, v = self.decode(blocks, attention, x, q, k, v, rotary)
+        else:
+            for block, following, attend in zip(blocks, blocks[1:], attention, strict=False):
+                x, q, k, v = self.between(block, following, x, attend(q, k, v).flatten(-2), rotary)
         attended = attention[len(blocks) - 1](q, k, v).flatten(-2)
         if rows is not None:
             x, attended = x.flatten(0, -2)[rows], attended.flatten(0, -2)[rows]
         return self.lm_head(self.norm(blocks[-1].leave(x, attended)))
+
+
+    def decode(
+        self, blocks: list[Any], attention: Sequence[Any], x: Tensor, q: Tensor, k: Tensor, v: Tensor, rotary: Any
+    ) -> tuple[Tensor, ...]:
+        """From the first layer's q, k and v to the last one's, with heads side by side on the way."""
+        assert self.decoding is not None
+        parts = (x, *(part.flatten(1) for part in (q, k, v)))
+        for block, following, attend in zip(blocks, blocks[1:], attention, strict=False):
+            parts = self.decoding(block, following, attend, *parts, rotary)
+        x, *heads = parts
+        return x, *(part.unflatten(-1, (-1, blocks[0].head_dim)) for part in heads)
 
 
 class FusedTransformer(FusedModel):
