@@ -9,12 +9,14 @@ Loses     With many rows at once, which are bound by arithmetic; and where only 
 
 from minfer.phase5 import PagedAttention, PagedKVCache, PagedStep
 from minfer.phase6.engine import Engine, QuantizationOptions
+from minfer.phase6.fbgemm import FbgemmInt8, unit_rows
 from minfer.phase6.names import find_scheme
 from minfer.phase6.quantized_linear import QuantizedLinear
 from minfer.phase6.schemes import PerChannel, Scheme
 
 __all__ = [
     "Engine",
+    "FbgemmInt8",
     "PagedAttention",
     "PagedKVCache",
     "PagedStep",
@@ -23,4 +25,5 @@ __all__ = [
     "QuantizedLinear",
     "Scheme",
     "find_scheme",
+    "unit_rows",
 ]
