@@ -32,6 +32,10 @@ class Kernel(ABC):
     def product(self, layer: "QuantizedLinear", rows: Tensor) -> Tensor:
         """rows `(R, in)` -> `(R, out)` in their dtype, without the bias."""
 
+    def product_of_units(self, layer: "QuantizedLinear", units: Tensor) -> Tensor:
+        """The product of rows that `unit_rows` has made."""
+        return self.product(layer, units)
+
     def takes(self, rows: Tensor) -> bool:
         """Whether to multiply these rows with it; the others go to `Dequantize`."""
         return rows.dtype in self.dtypes and 0 < len(rows) <= (self.most_rows or len(rows))

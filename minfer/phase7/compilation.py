@@ -48,27 +48,39 @@ class Compilation:
                 raise OptionsError(f"compiler {backend!r} is unknown: use one of {known}") from error
         self.backend = backend
 
-    def compiled(self, function: Any) -> Callable[..., Any]:
+    def compiled(self, function: Any, unguarded: bool = False) -> Callable[..., Any]:
         """`function` compiled whole, with every size of its tensors a variable; as it is where that does not work.
 
         It gets a code object of its own, since Dynamo keeps graphs, and counts them against its limit, per code object.
+        `unguarded`: whoever calls it answers for calls that differ from the first in nothing but sizes above 1, so
+        Dynamo need not look at every part of a model each time, which takes longer than a small region itself.
         """
         if self.problem:
             return function
         own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-        return torch.compile(own, backend=self._counted, dynamic=True, fullgraph=True)
+        options = {"guard_filter_fn": _no_guards} if unguarded else None
+        return torch.compile(own, backend=self._counted, dynamic=True, fullgraph=True, options=options)
 
     def _counted(self, graph: Any, inputs: Any) -> Any:
         self.graphs += 1
-        with torch._inductor.config.patch(NAMED):
+        if self.backend != "inductor":
+            return self.make(graph, inputs)
+        import torch._inductor.config as inductor
+
+        with inductor.patch(**NAMED, size_asserts=False, assert_indirect_indexing=False):
             return self.make(graph, inputs)
 
     def attempt(self, run: Callable[[], None], device: Device) -> None:
-        """Run what compiles; without a compiler warn, and have a `problem`. An error of the region itself raises."""
+        """Run what compiles; without a compiler warn, and have a `problem`. An error of the region itself raises.
+
+        A norm's epsilon is a constant to the compiler, and two sizes that happen to be equal are two variables.
+        """
+        import torch.fx.experimental._config as shape_config
         from torch._dynamo.exc import BackendCompilerFailed
 
         try:
-            run()
+            with torch._dynamo.config.patch(specialize_float=True), shape_config.patch(use_duck_shape=False):
+                run()
         except BackendCompilerFailed as error:
             self.problem = str(error).splitlines()[0]
             cure = f"{INSTALL[device.torch_device.type]}, or load with compiler=none"
@@ -76,3 +88,8 @@ class Compilation:
 
     def __str__(self) -> str:
         return f"not compiled: {self.problem}" if self.problem else f"{self.backend}, {self.graphs} graphs"
+
+
+def _no_guards(guards: Any) -> list[bool]:
+    """For Dynamo: which of the conditions under which it may use a graph it shall check."""
+    return [False for _ in guards]

@@ -47,7 +47,7 @@ class Region(Engine):
     def prepare_model(self, model):
         prepared = super().prepare_model(model)
         if isinstance(prepared, FusedModel) and not self.compilation.problem:
-            prepared.between = self.region()
+            prepared.between, prepared.decoding = self.region(), None
         return prepared
 
 
@@ -106,7 +106,7 @@ class CompiledButNotUsed(Engine):
     def allocate(self):
         super().allocate()
         if isinstance(self.model, FusedModel):
-            self.model.between = between
+            self.model.between, self.model.decoding = between, None
 
 
 @plant("P7-05", compiled)
