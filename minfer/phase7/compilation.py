@@ -55,7 +55,7 @@ class Compilation:
         if self.problem:
             return function
         own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-        options = {"guard_filter_fn": _no_guards} if unguarded else None
+        options: dict[str, Any] | None = {"guard_filter_fn": _no_guards} if unguarded else None
         return torch.compile(own, backend=self._counted, dynamic=True, fullgraph=True, options=options)
 
     def _counted(self, graph: Any, inputs: Any) -> Any:
@@ -64,7 +64,7 @@ class Compilation:
             return self.make(graph, inputs)
         import torch._inductor.config as inductor
 
-        with inductor.patch(size_asserts=False, assert_indirect_indexing=False):
+        with inductor.patch(size_asserts=False, assert_indirect_indexing=False):  # type: ignore[attr-defined]
             return self.make(graph, inputs)
 
     def attempt(self, run: Callable[[], None], device: Device) -> None:

@@ -57,13 +57,14 @@ class FusedModel(nn.Module):
         if self.decoding is not None and self.decoding.serves(attention[0]):
             x, q, k, v = self.decode(blocks, attention, x, q, k, v, rotary)
         else:
+            one = self.decoding is not None and len(q) == 1  # a lone token without a cache is not worth a graph
+            region = between if one else self.between
             for block, following, attend in zip(blocks, blocks[1:], attention, strict=False):
-                x, q, k, v = self.between(block, following, x, attend(q, k, v).flatten(-2), rotary)
+                x, q, k, v = region(block, following, x, attend(q, k, v).flatten(-2), rotary)
         attended = attention[len(blocks) - 1](q, k, v).flatten(-2)
         if rows is not None:
             x, attended = x.flatten(0, -2)[rows], attended.flatten(0, -2)[rows]
         return self.lm_head(self.norm(blocks[-1].leave(x, attended)))
-
 
     def decode(
         self, blocks: list[Any], attention: Sequence[Any], x: Tensor, q: Tensor, k: Tensor, v: Tensor, rotary: Any
@@ -72,7 +73,7 @@ class FusedModel(nn.Module):
         assert self.decoding is not None
         parts = (x, *(part.flatten(1) for part in (q, k, v)))
         for block, following, attend in zip(blocks, blocks[1:], attention, strict=False):
-            parts = self.decoding(block, following, attend, *parts, rotary)
+            parts = self.decoding(block, following, attend, parts, rotary)
         x, *heads = parts
         return x, *(part.unflatten(-1, (-1, blocks[0].head_dim)) for part in heads)
 
