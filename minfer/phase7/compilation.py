@@ -62,9 +62,9 @@ class Compilation:
         self.graphs += 1
         if self.backend != "inductor":
             return self.make(graph, inputs)
-        import torch._inductor.config as inductor
+        from torch._inductor import config as inductor
 
-        with inductor.patch(size_asserts=False, assert_indirect_indexing=False):  # type: ignore[attr-defined]
+        with inductor.patch(size_asserts=False, assert_indirect_indexing=False):
             return self.make(graph, inputs)
 
     def attempt(self, run: Callable[[], None], device: Device) -> None:
@@ -72,11 +72,12 @@ class Compilation:
 
         A norm's epsilon is a constant to the compiler, and two sizes that happen to be equal are two variables.
         """
-        import torch.fx.experimental._config as shape_config
         from torch._dynamo.exc import BackendCompilerFailed
+        from torch.fx.experimental import _config
 
         try:
-            with torch._dynamo.config.patch(specialize_float=True), shape_config.patch(use_duck_shape=False):
+            shapes: Any = _config  # which a type checker does not see to be a config
+            with torch._dynamo.config.patch(specialize_float=True), shapes.patch(use_duck_shape=False):
                 run()
         except BackendCompilerFailed as error:
             self.problem = str(error).splitlines()[0]
