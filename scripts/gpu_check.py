@@ -4,6 +4,7 @@ Run by `gpu_check.sh`. Each phase runs in a process of its own, so that one that
 """
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -53,7 +54,7 @@ def cells(phase: int, row: dict, expected: list | None) -> list[str]:
     """A row of the table."""
     alike = "–"
     if expected and phase > 3:
-        both = zip(sum(row["answers"], []), sum(expected, []), strict=True)
+        both = zip(itertools.chain(*row["answers"]), itertools.chain(*expected), strict=True)
         alike = f"{sum(one == other for one, other in both) / (PROMPTS * TOKENS):.0%}"
     numbers = ("load", "gigabytes", "warmup", "ttft_ms", "step_ms", "rate")
     return [str(phase), *("–" if row[name] is None else f"{row[name]:.2f}" for name in numbers), alike]

@@ -16,8 +16,12 @@ AUTO, EAGER = "auto", "none"
 WORTHWHILE = 2**24
 """Parameters from which on compiling, some seconds, pays: a smaller model's whole answer takes no longer."""
 
-NAMED = {"cpp.enable_kernel_profile": True}
-"""Kernels that inductor writes for a CPU have names in a trace; without a profiler that takes no time."""
+INDUCTOR: dict[str, Any] = {
+    "cpp.enable_kernel_profile": True,  # what it writes for a CPU has names in a trace; else that takes no time
+    "size_asserts": False,
+    "assert_indirect_indexing": False,
+}
+"""How inductor is set: tables of blocks hold no index out of the pool, so nothing is asserted in each step."""
 
 INSTALL = {
     "cpu": "install g++ or clang (Debian: apt install g++; macOS: xcode-select --install)",
@@ -58,16 +62,16 @@ class Compilation:
         if self.problem:
             return function
         own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-        options = {"guard_filter_fn": _no_guards} if unguarded else None
+        options: dict[str, Any] | None = {"guard_filter_fn": _no_guards} if unguarded else None
         return torch.compile(own, backend=self._counted, dynamic=True, fullgraph=True, options=options)
 
     def _counted(self, graph: Any, inputs: Any) -> Any:
         self.graphs += 1
         if self.backend != "inductor":
             return self.make(graph, inputs)
-        import torch._inductor.config as inductor
+        from torch._inductor import config as inductor
 
-        with inductor.patch(**NAMED, size_asserts=False, assert_indirect_indexing=False):
+        with inductor.patch(INDUCTOR):
             return self.make(graph, inputs)
 
     def attempt(self, run: Callable[[], None], device: Device) -> None:
@@ -75,11 +79,12 @@ class Compilation:
 
         A norm's epsilon is a constant to the compiler, and two sizes that happen to be equal are two variables.
         """
-        import torch.fx.experimental._config as shape_config
         from torch._dynamo.exc import BackendCompilerFailed
+        from torch.fx.experimental import _config
 
         try:
-            with torch._dynamo.config.patch(specialize_float=True), shape_config.patch(use_duck_shape=False):
+            shapes: Any = _config  # which a type checker does not see to be a config
+            with torch._dynamo.config.patch(specialize_float=True), shapes.patch(use_duck_shape=False):
                 run()
         except BackendCompilerFailed as error:
             self.problem = str(error).splitlines()[0]

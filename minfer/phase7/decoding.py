@@ -39,12 +39,13 @@ def attend_and_go_on(
     """
     keys, values, slots, context, seen = layer
     heads, width = (block.kv_heads, block.head_dim), block.kv_heads * block.head_dim
-    assert all(part.shape[1] == width for part in (k, v, keys, values)) and q.shape[1] == width * block.group
+    assert all(part.shape[1] == width for part in (k, v, keys, values))
+    assert q.shape[1] == width * block.group
     keys.index_put_((slots,), k)
     values.index_put_((slots,), v)
     q = q.view(-1, block.kv_heads, block.group, block.head_dim)
-    pool = [held.unflatten(1, heads) for held in (keys, values)]
-    attended = attend_rows(q, *pool, context, seen, block.head_dim**-0.5)
+    keys, values = keys.unflatten(1, heads), values.unflatten(1, heads)
+    attended = attend_rows(q, keys, values, context, seen, block.head_dim**-0.5)
     x = block.leave(x, attended.flatten(1))
     return x, *(part.flatten(1) for part in following.enter(x, rotary))
 
@@ -63,16 +64,8 @@ class Decoding:
         return len(step.tables) == len(step.slots) and step.context.shape[1] > 1  # a width of 1 is a size of its own
 
     def __call__(
-        self,
-        block: Any,
-        following: Any,
-        attention: PagedAttention,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rotary: Any,
+        self, block: Any, following: Any, attention: PagedAttention, parts: tuple[Tensor, ...], rotary: Tensor | None
     ) -> tuple[Tensor, ...]:
-        """x, q, k, v of a layer -> those of the next, all `(B, width)`."""
-        region = self.one if len(x) == 1 else self.more
-        return region(block, following, x, q, k, v, rotary, attention.decode_inputs())
+        """`parts`: x, q, k, v of a layer, all `(B, width)` -> those of the next."""
+        region = self.one if len(parts[0]) == 1 else self.more
+        return region(block, following, *parts, rotary, attention.decode_inputs())

@@ -68,10 +68,12 @@ class FusedModel(nn.Module):
         if self.decoding is not None and self.decoding.serves(attention[0]):
             x, q, k, v = self.decode(blocks, attention, x, q, k, v, rotary)
         else:
+            one = self.decoding is not None and len(q) == 1  # a lone token without a cache is not worth a graph
+            region = between if one else self.between
             for block, following, attend in zip(blocks, blocks[1:], attention, strict=False):
                 attended = attend(q, k, v).flatten(-2)
                 self.will_run(following)
-                x, q, k, v = self.between(block, following, x, attended, rotary)
+                x, q, k, v = region(block, following, x, attended, rotary)
                 self.has_run(block)
         attended = attention[len(blocks) - 1](q, k, v).flatten(-2)
         if rows is not None:
@@ -88,7 +90,7 @@ class FusedModel(nn.Module):
         parts = (x, *(part.flatten(1) for part in (q, k, v)))
         for block, following, attend in zip(blocks, blocks[1:], attention, strict=False):
             self.will_run(following)
-            parts = self.decoding(block, following, attend, *parts, rotary)
+            parts = self.decoding(block, following, attend, parts, rotary)
             self.has_run(block)
         x, *heads = parts
         return x, *(part.unflatten(-1, (-1, blocks[0].head_dim)) for part in heads)
