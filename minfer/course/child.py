@@ -91,7 +91,7 @@ class Journal:
             whole, newline, _ = file.read().rpartition(b"\n")
         self.read += len(whole) + len(newline)
         for line in whole.splitlines():
-            with suppress(ValueError, KeyError, TypeError):  # a line that the graded engine has spoilt
+            with suppress(ValueError, KeyError, TypeError, AttributeError):  # a line that the graded engine has spoilt
                 self._take(json.loads(line))
             self.since = time.monotonic()
 

@@ -35,8 +35,11 @@ class Judgement:
         return "\n".join([screens.heading(entry.code, entry.title, entry.points), *self.lines])
 
 
-def judge(error: BaseException, entry: Entry, needs_gpu: bool, tests: Sequence[Path]) -> Judgement:
-    """Judge a test that ended with `error`; `tests` are the folders of the grader's own code."""
+def judge(error: BaseException, entry: Entry, lacks_gpu: bool, tests: Sequence[Path]) -> Judgement:
+    """Judge a test that ended with `error`; `tests` are the folders of the grader's own code.
+
+    `lacks_gpu`: it was skipped before it began, since it needs a card and there is none.
+    """
     kind = type(error).__name__
     if isinstance(error, Blocked):
         return Judgement(Status.BLOCKED, (str(error),))
@@ -49,7 +52,7 @@ def judge(error: BaseException, entry: Entry, needs_gpu: bool, tests: Sequence[P
             Status.TIMEOUT, (f"  {'raised':<9} it was not done after {match[1]} s: is there a loop without end?",)
         )
     if kind in ("Skipped", "XFailed"):
-        if needs_gpu:
+        if lacks_gpu:
             return Judgement(Status.ABSENT, (f"  {'n/a':<9} {error}",))
         return Judgement(Status.SKIPPED, (f"  {'skipped':<9} by the engine: a test that is not run does not score",))
     return Judgement(Status.FAILED, tuple(screens.exception_lines(error, tests)))

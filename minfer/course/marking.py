@@ -13,7 +13,8 @@ import minfer
 from minfer.core.errors import MinferError
 from minfer.course import screens, table, worth
 from minfer.course.grading import Grading
-from minfer.course.judging import Blocked, judge
+from minfer.course.judging import Blocked, Judgement, judge
+from minfer.course.loading import Refused
 from minfer.course.outputs import Outputs
 from minfer.course.report import Entry, Report, Status
 from minfer.course.verdict import Mismatch
@@ -48,10 +49,10 @@ class Marking:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Learn what each test is worth, before any is deselected, and put those first that others need."""
         places = [i for i, item in enumerate(items) if is_graded(item)]
-        graded = [(items[i], self.grading.phase_of(items[i].path)) for i in places]
         try:
+            graded = [(items[i], self.grading.phase_of(items[i].path)) for i in places]
             entries = worth.entries(graded, self.root / "phases", self.grading.hidden)
-        except MinferError as error:
+        except (MinferError, Refused) as error:
             raise pytest.UsageError(str(error)) from error
         self.entries = {entry.test: entry for entry in entries}
         by_id = {item.nodeid: item for item, _ in graded}
@@ -107,15 +108,16 @@ class Marking:
         if call.excinfo is None:
             report.graded = {"status": Status.PASSED.value}
         else:
-            self._show(item, entry, call.excinfo.value, report)
+            lacks_gpu = call.when == "setup" and item.get_closest_marker("gpu") is not None
+            tests = [self.root / "tests", *([self.grading.hidden] if self.grading.hidden else [])]
+            judgement = judge(call.excinfo.value, entry, lacks_gpu, tests)
+            self._show(item, entry, call.excinfo.value, judgement, report)
         about = {"code": entry.code, "points": entry.points, "status": report.graded["status"]}
         report.user_properties += list(about.items())
         return report
 
-    def _show(self, item: pytest.Item, entry: Entry, error: BaseException, report: Any) -> None:
+    def _show(self, item: pytest.Item, entry: Entry, error: BaseException, judgement: Judgement, report: Any) -> None:
         """Give the pytest report its screen, and the data of which the entry is made."""
-        tests = [self.root / "tests", *([self.grading.hidden] if self.grading.hidden else [])]
-        judgement = judge(error, entry, item.get_closest_marker("gpu") is not None, tests)
         guilty = self._suspects(item, error, entry) if isinstance(error, Mismatch) else ()
         screen = [judgement.screen(entry), *(f"  {'looks like':<9} {line}" for line in looks_like(guilty))]
         report.graded = {"status": judgement.status.value, "message": "\n".join(screen), "looks_like": guilty}

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import socket
 
 import pytest
 
@@ -9,6 +10,7 @@ import minfer
 from minfer.core.errors import MinferError
 from minfer.course import submissions
 from minfer.course.child import Journal, Limits, Output
+from minfer.course.confine import namespaces
 from minfer.course.grader import Grader, Tampered
 from minfer.course.report import Status
 from minfer.course.submissions import Submission, Unusable
@@ -21,13 +23,13 @@ SAYS = {
     "stubborn": (
         "while True:\n            try: time.sleep(99)\n            except BaseException: pass",
         Status.TIMEOUT,
-        "not done after 1 s and could not be interrupted",
+        "not done after 3 s and could not be interrupted",
     ),
-    "bomb": ("bytearray(2**44)", Status.FAILED, "MemoryError"),
-    "prints": ("print('x' * 30_000_000); return [1, 2, 5]", Status.PASSED, ""),
+    "bomb": ("bytearray(5 * 2**30)", Status.FAILED, "MemoryError"),
+    "prints": ("print('x' * 3_000_000); return [1, 2, 5]", Status.PASSED, ""),
     "segfaults": ("ctypes.string_at(0)", Status.CRASHED, "ended by SIGSEGV"),
     "reads": (f"return open({ANSWER!r}).read()", Status.FAILED, "phase1/engine.py, the answer to what is graded"),
-    "connects": ("socket.create_connection(('1.1.1.1', 53), 1)", Status.FAILED, "Error"),
+    "connects": ("socket.create_connection(('127.0.0.1', PORT), 1)", Status.FAILED, "Error"),
     "fills": ("open('big', 'wb').truncate(2**40)", Status.FAILED, "File too large"),
     "last": ("return [1, 2, 10]", Status.PASSED, ""),
 }
@@ -38,7 +40,8 @@ def graded(tmp_path_factory):
     """A grader that has graded a folder of submissions, and what was said as they ended."""
     root = toy_course(tmp_path_factory.mktemp("toy"), list(SAYS))
     folder, out = tmp_path_factory.mktemp("submissions"), tmp_path_factory.mktemp("out")
-    head = "import ctypes, os, socket, time"
+    listening = socket.create_server(("127.0.0.1", 0))  # on any free port
+    head = f"import ctypes, os, socket, time\nPORT = {listening.getsockname()[1]}"
     engine(folder / "hostile.py", head, **{name: body for name, (body, _, _) in SAYS.items()})
     (folder / "leaves.py").write_text("import os\nos._exit(0)\n")
     (folder / "nested" / "homework").mkdir(parents=True)
@@ -46,9 +49,10 @@ def graded(tmp_path_factory):
     (folder / "nested" / "conftest.py").write_text("raise RuntimeError('must not be loaded')")
     (folder / "nested" / "sitecustomize.py").write_text("raise RuntimeError('must not be loaded')")
     (folder / "notes.txt").write_text("sorry")
-    grader = Grader(root, 1, out, out / "grades.csv", 17, Limits(seconds=120, test_seconds=1, memory_gb=4))
+    grader = Grader(root, 1, out, out / "grades.csv", 17, Limits(seconds=200, test_seconds=3, memory_gb=4))
     ended = []
-    grader.run(submissions.find(folder), 2, lambda submission, report: ended.append(submission.name))
+    with listening:
+        grader.run(submissions.find(folder), 2, lambda submission, report: ended.append(submission.name))
     return grader, ended
 
 
@@ -59,6 +63,8 @@ def entry(grader, submission, name):
 @pytest.mark.parametrize("name", SAYS)
 def test_a_hostile_test_ends_with_its_own_verdict(name, graded):
     _, status, why = SAYS[name]
+    if name == "connects" and not namespaces():
+        why = "None"  # it may connect; said in the README
     found = entry(graded[0], "hostile", name)
     assert found.status is status, found
     assert why in found.message
