@@ -12,22 +12,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import minfer
 from minfer.course.confine import namespaces
+from minfer.course.excerpt import Excerpt
 from minfer.course.report import Entry, Report, Status
 
 MINFER = Path(minfer.__file__).parents[1]
 POLL = 0.05  # seconds
 STARTING = 120  # seconds from a child's start to its first test, or from one test to the next
 GRACE = 5  # seconds for a test to end after its own time limit should have ended it
-KEPT = 32 * 1024  # bytes of a child's output, its first and its last
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "SYSTEMROOT")
 
 
@@ -40,30 +39,6 @@ class Limits:
     memory_gb: float = 4.0
     children: int = 6
     """How many processes in all: one, and one more after each crash."""
-
-
-@dataclass
-class Output:
-    """The first and the last of what a process prints; megabytes between them are dropped."""
-
-    head: bytes = b""
-    tail: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
-    total: int = 0
-
-    def follow(self, stream: IO[bytes]) -> None:
-        """Read until the process closes the stream."""
-        while part := stream.read1(65536):  # type: ignore[attr-defined]
-            room = KEPT - len(self.head)
-            self.head += part[:room]
-            self.tail.extend(part[room:][-KEPT:] if room < len(part) else b"")
-            self.total += len(part)
-
-    @property
-    def text(self) -> str:
-        """As text, with a word about what is left out."""
-        left_out = self.total - len(self.head) - len(self.tail)
-        middle = f"\n… {left_out:,} bytes left out …\n" if left_out else ""
-        return (self.head.decode(errors="replace") + middle + bytes(self.tail).decode(errors="replace")).strip()
 
 
 class Journal:
@@ -134,7 +109,7 @@ class Child:
     def __init__(self, pytest_arguments: Sequence[str], root: Path, folder: Path, limits: Limits) -> None:
         self.arguments, self.root, self.folder, self.limits = pytest_arguments, root, folder, limits
         self.journal = Journal(folder / "journal.jsonl")
-        self.output = Output()
+        self.output = Excerpt()
         self.deadline = time.monotonic() + limits.seconds
 
     def run(self) -> str:

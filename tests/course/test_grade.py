@@ -9,8 +9,9 @@ import pytest
 import minfer
 from minfer.core.errors import MinferError
 from minfer.course import submissions
-from minfer.course.child import Journal, Limits, Output
+from minfer.course.child import Journal, Limits
 from minfer.course.confine import namespaces
+from minfer.course.excerpt import Excerpt
 from minfer.course.grader import Grader, Tampered
 from minfer.course.report import Status
 from minfer.course.submissions import Submission, Unusable
@@ -119,7 +120,7 @@ def test_the_course_is_watched(graded, tmp_path):
 def test_output_keeps_its_first_and_its_last_bytes():
     import io
 
-    output = Output()
+    output = Excerpt()
     output.follow(io.BufferedReader(io.BytesIO(b"first" + b"." * 1_000_000 + b"last")))
     assert output.text.startswith("first.")
     assert output.text.endswith(".last")
