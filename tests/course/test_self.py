@@ -1,5 +1,6 @@
 """The course tests itself: tasks, tests and points agree; a starter scores nothing, the reference everything."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ def test_every_test_has_one_task_and_the_points_sum_to_100(phase, planned):
 def test_no_tests_name_begins_anothers(phase, planned):
     """After a crash the tests that are done are deselected, and pytest takes a name for all that begin with it."""
     names = sorted(test["test"] for test in planned[phase][0])
-    assert [name for name, following in zip(names, names[1:], strict=False) if following.startswith(name)] == []
+    assert [name for name, following in pairwise(names) if following.startswith(name)] == []
 
 
 @pytest.mark.parametrize("phase", PHASES)
