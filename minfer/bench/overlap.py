@@ -53,7 +53,7 @@ class Overlap:
         module = Engine.build_model(Checkpoint(resolve(model)), EngineOptions(device=place, dtype="float32"))
         self.model, self.config, self.device = model, module.config, place
         self.workload = workloads.decode(module.config.vocab_size, batch, new=tokens)  # type: ignore[union-attr, arg-type]
-        self.options = {"num_blocks": BLOCKS, "max_batch": batch, "device": place}
+        self.options: dict[str, Any] = {"num_blocks": BLOCKS, "max_batch": batch, "device": place}
         self.contestants = [
             Unwatched(8, copy.deepcopy(module), "phase 8", **self.options),
             Unwatched(9, copy.deepcopy(module), "phase 9, overlapped", **self.options),

@@ -1,4 +1,4 @@
-"""What host and device do in some steps with and without overlap: an engine's own order of work, on a clock that is set.
+"""What host and device do in some steps, overlapped or not: an engine's own order of work, on a clock that is set.
 
 The costs of a step are measured where the engine runs; how they lie beside each other on a card is simulated, since a
 CPU has nothing beside its host.
@@ -56,7 +56,7 @@ def _timed_commits(engine: Any) -> list[float]:
 def simulated(phase: int, model: Scripted, costs: StepCosts, tokens: int) -> list[Span]:
     """What the phase's engine does to answer one request with so many tokens, if its steps cost that."""
     device = TimelineDevice(costs.forward * COPY_SHARE)
-    base = engine_class(phase)
+    base: Any = engine_class(phase)
 
     class Paced(base):
         def launch(self, sequences: list[Sequence]) -> Any:
