@@ -9,6 +9,7 @@ from rich.console import Console
 
 from minfer.bench import fast as fast_bench
 from minfer.bench import full_table, ledger, ops, phases, table
+from minfer.bench import overlap as overlapping
 from minfer.bench import sweep as sweeping
 from minfer.bench.readme import insert
 from minfer.commands.bench_serve import bench_engine, bench_serve
@@ -105,6 +106,26 @@ def sweep(
         draw_sweep(made, figure)
     if timeline:
         draw(run.recording(), timeline, f"{model}: requests of differing lengths, {max_concurrency} rows")
+
+
+@bench.command(name="overlap")
+def bench_overlap(
+    model: Model = "tiny",
+    device: Device = "auto",
+    batch: Annotated[int, typer.Option(min=1, help="Requests that decode together.")] = 4,
+    tokens: Annotated[int, typer.Option(min=4, help="Tokens of each answer.")] = 32,
+    repeats: Repeats = 5,
+    out: Out = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw host, model and copies of some steps into this.")] = None,
+) -> None:
+    """Steps launched before the last one's tokens are read (phase 9), beside steps one after another (phase 8)."""
+    _check(out)
+    if picture:
+        check_format(picture)
+    run = overlapping.Overlap(model, device, batch, tokens)
+    _finish(run.measure(repeats, Console(stderr=True)), out)
+    if picture:
+        run.draw(picture)
 
 
 @bench.command(name="ops")

@@ -11,6 +11,8 @@ from minfer.phase4 import Engine as Phase4Engine
 from minfer.phase5 import Engine
 from tests.hostile.failing import MARK, Failing, FailsInTheMiddle, right_tokens, serving, works
 
+pytestmark = pytest.mark.usefixtures("phases")
+
 
 class Healing:
     """Mixed in: fails in its third step only."""
@@ -200,8 +202,8 @@ def test_nan_of_one_request_reaches_no_other(lab, model, chunk):
 
 def test_nan_of_a_prompt_that_was_aborted_half_way_reaches_no_other(lab, model):
     """No token was drawn from it, so nobody has seen yet that it was sick."""
-    module, bias = poisoned(model)
     for share in (False, True):
+        module, bias = poisoned(model)
         service = serving(Engine, lab, module, num_blocks=4, chunk_size=3, share_prefixes=share)
         sick = service.submit([5, MARK, 6, 7, 8, 9, 10], lab.params(3, **bias))
         service.step()

@@ -58,6 +58,7 @@ def test_a_thousand_requests_on_eight_blocks(lab):
     assert service.state["waiting"] == []
 
 
+@pytest.mark.usefixtures("phases")
 def test_aborts_in_every_state(lab, model):
     service = serving(Engine, lab, model, num_blocks=9, max_batch=2, chunk_size=4, share_prefixes=False)
     abort = service.engine.abort
@@ -65,12 +66,8 @@ def test_aborts_in_every_state(lab, model):
     fresh = service.submit(lab.prompt(model, 4), lab.params(9))
     assert abort(fresh.id)  # not seen by any step yet
     service.step()
-    assert (len(decoding.output_ids), prefilling.num_cached, prefilling.output_ids, waiting.status) == (
-        1,
-        4,
-        [],
-        Status.WAITING,
-    )
+    assert (len(decoding.output_ids), prefilling.output_ids, waiting.status) == (1, [], Status.WAITING)
+    assert prefilling.num_cached in (4, 8)  # the second chunk may be launched by now
     for sequence in (decoding, prefilling, waiting):
         assert abort(sequence.id)
         assert (sequence.finish_reason, sequence.error) == (FinishReason.ABORT, None)
@@ -85,6 +82,7 @@ def test_aborts_in_every_state(lab, model):
     works(service)
 
 
+@pytest.mark.usefixtures("phases")
 def test_aborts_of_who_gave_way(lab, model):
     service = serving(Engine, lab, model, num_blocks=6, share_prefixes=False)
     first, second = (service.submit(lab.prompt(model, 9), lab.params(12)) for _ in range(2))

@@ -8,6 +8,8 @@ from minfer.core.sequence import FinishReason
 from minfer.phase5 import Engine
 from tests.hostile.failing import right_tokens, serving, works
 
+pytestmark = pytest.mark.usefixtures("phases")
+
 
 @pytest.fixture
 def model(lab):

@@ -18,6 +18,7 @@ from tests.mutants import (
     phase6,
     phase7,
     phase8,
+    phase9,
     phase10,
     phase11,
     phase11_traffic,
@@ -30,6 +31,7 @@ MODULES = (
     phase6,
     phase7,
     phase8,
+    phase9,
     phase10,
     *(phase11, phase11_traffic),
 )
