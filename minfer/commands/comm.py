@@ -64,7 +64,9 @@ def in_words(model: str, ranks: int, share: StepShare | None) -> str:
     if share is None:
         return f"{model}: communication of a step: n/a (on GPUs it runs beside the host: record a profile)"
     step, spent = share.step_seconds * 1e3, share.communication_seconds * 1e3
+    alone = f"{share.alone_seconds * 1e3:.2f} ms"
     return (
         f"{model}, a decode step of one request on {ranks} ranks: {step:.2f} ms, of which {step - spent:.2f} ms "
-        f"compute and {spent:.2f} ms ({share.share:.0%}) in {share.calls} operations between ranks, waiting included"
+        f"compute and {spent:.2f} ms ({share.share:.0%}) in {share.calls} operations between ranks, waiting included. "
+        f"One rank with the threads of all: {alone}; the ranks are {share.speed:.2f} × as fast"
     )

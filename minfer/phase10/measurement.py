@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from minfer.core.device import Device
 from minfer.core.params import SamplingParams
 from minfer.phase10.engine import Engine, ParallelOptions
 from minfer.phase10.launcher import launcher_of
@@ -86,16 +87,25 @@ class Overlap:
 
 @dataclass(frozen=True)
 class StepShare:
-    """A decode step of one request. Communication is what rank 0 spends in it, waiting for the other ranks included."""
+    """A decode step of one request, dealt to ranks, and on one rank that has the threads of all.
+
+    Communication is what rank 0 spends in it, waiting for the other ranks included.
+    """
 
     step_seconds: float
     communication_seconds: float
     calls: int
+    alone_seconds: float
 
     @property
     def share(self) -> float:
         """Of the step."""
         return self.communication_seconds / self.step_seconds
+
+    @property
+    def speed(self) -> float:
+        """How many times as fast as the one rank; below 1: slower."""
+        return self.alone_seconds / self.step_seconds
 
 
 class Measurement:
@@ -185,26 +195,53 @@ def measure_all(ranks: int, sizes: list[int], device: str = "auto") -> tuple[lis
     return figures, overlap
 
 
-def step_share(model: str, ranks: int, steps: int = 30, device: str = "auto") -> StepShare | None:
-    """What a decode step of `model`, dealt to `ranks` ranks, spends on communication.
+ROUNDS, STEPS = 6, 8
+"""How often the two engines of a comparison take turns, and how many steps a turn has."""
+
+
+def step_share(model: str, ranks: int, device: str = "auto") -> StepShare | None:
+    """What a decode step of `model`, dealt to `ranks` ranks, spends on communication; and what one rank takes.
 
     None where the host cannot see it: on GPUs, operations run beside it. Raises `MinferError` or `RankError`.
     """
-    engine: Any = Engine.load(model, device=device, tensor_parallel=ranks)
+    if Device.get(device).torch_device.type != "cpu":
+        return None
+    alone = Decoding(Engine.load(model, device=device))  # before the ranks take this process's threads
+    dealt = Decoding(Engine.load(model, device=device, tensor_parallel=ranks))
     try:
-        if engine.device.torch_device.type != "cpu":
-            return None
-        sequence = engine.submit([1, 2, 3, 4], SamplingParams(max_tokens=steps + 4, ignore_eos=True))
+        return compared(alone, dealt)
+    finally:
+        dealt.engine.close()
+
+
+def compared(alone: "Decoding", dealt: "Decoding") -> StepShare:
+    """Both in turns, so that whatever else the machine does hits both."""
+    ranks = dealt.engine.ranks
+    groups: list[TorchGroup] = [ranks.world, ranks.tensor, ranks.host]
+    before, calls = sum(group.seconds for group in groups), sum(group.calls for group in groups)
+    for _ in range(ROUNDS):
+        alone.turn()
+        dealt.turn()
+    spent = sum(group.seconds for group in groups) - before
+    said = sum(group.calls for group in groups) - calls
+    steps = ROUNDS * STEPS
+    return StepShare(dealt.seconds / steps, spent / steps, said // steps, alone.seconds / steps)
+
+
+class Decoding:
+    """An engine that decodes one request, with as many threads as it was loaded with."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine, self.threads, self.seconds = engine, torch.get_num_threads(), 0.0
+        tokens = ROUNDS * STEPS + 4
+        engine.submit([1, 2, 3, 4], SamplingParams(max_tokens=tokens, ignore_eos=True))
         engine.step()
         engine.step()  # the first that only decodes may be slower
-        groups: list[TorchGroup] = [engine.ranks.world, engine.ranks.tensor, engine.ranks.host]
-        before, start = [(group.seconds, group.calls) for group in groups], engine.device.clock()
-        for _ in range(steps):  # each launches one, and lands the one before
-            engine.step()
-        took = engine.device.clock() - start
-        spent = sum(group.seconds - seconds for group, (seconds, _) in zip(groups, before, strict=True))
-        calls = sum(group.calls - count for group, (_, count) in zip(groups, before, strict=True))
-        engine.abort(sequence.id)
-        return StepShare(took / steps, spent / steps, calls // steps)
-    finally:
-        engine.close()
+
+    def turn(self) -> None:
+        """Some steps, each of which launches one, and lands the one before."""
+        torch.set_num_threads(self.threads)
+        start = self.engine.device.clock()
+        for _ in range(STEPS):
+            self.engine.step()
+        self.seconds += self.engine.device.clock() - start

@@ -26,7 +26,9 @@ def test_bus_bandwidth_is_algorithm_bandwidth_times_the_factor(operation, factor
 
 
 def test_a_share_is_of_the_whole_step():
-    assert StepShare(step_seconds=0.02, communication_seconds=0.005, calls=9).share == pytest.approx(0.25)
+    share = StepShare(step_seconds=0.02, communication_seconds=0.005, calls=9, alone_seconds=0.015)
+    assert share.share == pytest.approx(0.25)
+    assert share.speed == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(("both", "hidden"), [(0.005, 0.0), (0.006, 0.0), (0.003, 1.0), (0.004, 0.5)])
@@ -49,6 +51,7 @@ def test_comm_shows_all_operations_and_the_share_of_a_step(capsys):
     assert "tiny, a decode step of one request on 2 ranks:" in words
     # header and payload, the embedding, two in each of 5 layers, and the head's gather
     assert "in 14 operations between ranks" in words
+    assert "One rank with the threads of all:" in words
     assert not children()
 
 

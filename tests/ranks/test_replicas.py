@@ -25,6 +25,13 @@ def two(lab):
     engine.close()
 
 
+@pytest.fixture
+def new_children():
+    """The processes that were started since the test began."""
+    before = children()
+    return lambda: [pid for pid in children() if pid not in before]
+
+
 def asked(lab, model):
     """Prompts and parameters of twelve requests: greedy, sampled, with log-probabilities."""
     prompts = [lab.prompt(model, 3 + number % 5) for number in range(12)]
@@ -99,10 +106,10 @@ def test_a_request_waits_in_the_one_queue_until_anybody_has_room(lab, two):
     assert engine.step() == []
 
 
-def test_a_replica_may_be_dealt_to_ranks_and_leaves_none_behind(lab):
+def test_a_replica_may_be_dealt_to_ranks_and_leaves_none_behind(lab, new_children):
     model, threads = lab.model("qwen3"), torch.get_num_threads()
     engine = Engine.load(str(model.save(lab.new_folder())), dtype="float64", tensor_parallel=2, **FEW)
-    own = children()
+    own = new_children()
     below = [pid for above in own for pid in children(above)]
     assert (len(own), len(below)) == (2, 1)
     prompts = [lab.prompt(model, length) for length in (3, 5, 7)]
@@ -114,12 +121,12 @@ def test_a_replica_may_be_dealt_to_ranks_and_leaves_none_behind(lab):
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_a_replica_that_dies_ends_all_with_its_error(lab, how):
+def test_a_replica_that_dies_ends_all_with_its_error(lab, new_children, how):
     patience = 4.0
     engine = Engine.load(str(lab.model("tied").save(lab.new_folder())), rank_timeout=patience, **FEW)
     requests = [engine.submit([5, 6, 7], SamplingParams(max_tokens=None, ignore_eos=True)) for _ in range(3)]
     engine.step()
-    (pid,) = children()
+    (pid,) = new_children()
     os.kill(pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
     started = time.monotonic()
     while not all(one.finished for one in requests):
@@ -130,13 +137,13 @@ def test_a_replica_that_dies_ends_all_with_its_error(lab, how):
     assert all(isinstance(one.error, RankError) for one in lost)
     said = "rank 1 was killed by SIGKILL" if how == "killed" else f"replica 1 gave no answer for {patience:g} s"
     assert said in str(lost[0].error)
-    assert not children()
+    assert not new_children()
     with pytest.raises(RankError, match="the replicas have ended"):
         engine.generate([[5]])
     engine.close()
 
 
-def test_what_cannot_be_is_refused_before_anything_is_started(lab, monkeypatch):
+def test_what_cannot_be_is_refused_before_anything_is_started(lab, monkeypatch, new_children):
     folder = str(lab.model("llama").save(lab.new_folder()))
     with pytest.raises(OptionsError, match="replicas = 0"):
         Engine.load(folder, device="cpu", replicas=0)
@@ -144,4 +151,4 @@ def test_what_cannot_be_is_refused_before_anything_is_started(lab, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(OptionsError, match="torchrun's ranks are one engine's"):
         Engine.load(folder, device="cpu", replicas=2)
-    assert not children()
+    assert not new_children()
