@@ -158,7 +158,7 @@ def test_neighbours_of_one_who_leaves_go_on(own, engine):
 
 
 def test_one_who_reads_nothing_costs_only_its_own_time(module, tokenizer, monkeypatch):
-    """Its answer, more than the sockets' buffers take, waits; neighbours are served; when its time is up it is cut off."""
+    """Its answer is more than the sockets' buffers take, and waits; neighbours are served; in the end it is cut off."""
     monkeypatch.setattr(answers, "GRACE", 0.5)
     engine = engine_of(module, tokenizer, num_blocks=2500, max_batch=9)
     asked = {"prompt": ["lazy"] * 8, "max_tokens": 900, "stream": True, "logprobs": 20, "ignore_eos": True}
