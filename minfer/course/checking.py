@@ -42,7 +42,7 @@ def run_tests(phase: int, root: Path, arguments: Sequence[str], plugins: Sequenc
     """Run the phase's tests in this process and return what they found. Raises `MinferError` if nothing was graded."""
     pytest = require("pytest", "course", "checking an engine")
     console = Console(file=sys.stderr)  # that of now: pytest's own words go elsewhere
-    with tempfile.TemporaryDirectory() as folder, Progress(console=console, transient=True) as progress:
+    with tempfile.TemporaryDirectory() as folder, _progress(console) as progress:
         report = Path(folder) / "minfer.json"
         where = [f"{root}/tests/phase{phase}", f"--rootdir={root}", f"--config-file={root}/pyproject.toml"]
         without = [f"-pno:{name}" for name in NEEDLESS]
@@ -57,6 +57,11 @@ def run_tests(phase: int, root: Path, arguments: Sequence[str], plugins: Sequenc
     if not found.entries or found.note:
         raise MinferError(found.note or f"phase {phase} has no such tests")
     return found
+
+
+def _progress(console: Console) -> Progress:
+    """A bar that leaves nothing behind; a file or a pipe gets none."""
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
 def check(engine: type, phase: int | None = None, seed: int = SEED) -> "Checked":

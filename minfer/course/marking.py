@@ -53,6 +53,7 @@ class Marking:
             graded = [(items[i], self.grading.phase_of(items[i].path)) for i in places]
             entries = worth.entries(graded, self.root / "phases", self.grading.hidden)
         except (MinferError, Refused) as error:
+            self.report.note = f"refused: {error}"
             raise pytest.UsageError(str(error)) from error
         self.entries = {entry.test: entry for entry in entries}
         by_id = {item.nodeid: item for item, _ in graded}
@@ -113,7 +114,7 @@ class Marking:
             judgement = judge(call.excinfo.value, entry, lacks_gpu, tests)
             self._show(item, entry, call.excinfo.value, judgement, report)
         about = {"code": entry.code, "points": entry.points, "status": report.graded["status"]}
-        report.user_properties += list(about.items())
+        item.user_properties += list(about.items())  # what --junitxml writes
         return report
 
     def _show(self, item: pytest.Item, entry: Entry, error: BaseException, judgement: Judgement, report: Any) -> None:
