@@ -22,7 +22,8 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -180,6 +181,14 @@ class PagedStep:
     masks: dict[int | None, Tensor]  # by window, bool (decodes, 1, 1, blocks * block_size)
     segments: list[Segment]
 
+    @cached_property
+    def context(self) -> Tensor:
+        """int64 (decodes, blocks * block_size): the slots of each table's blocks, end to end."""
+        decodes, blocks = self.tables.shape
+        size = next(iter(self.masks.values())).shape[-1] // blocks
+        within = torch.arange(size, device=self.tables.device)
+        return (self.tables.unsqueeze(-1) * size + within).view(decodes, -1)
+
 
 class PagedKVCache:
     """A pool of `num_blocks` blocks, and one scratch block behind them that takes what must go nowhere.
@@ -251,6 +260,7 @@ class PagedAttention:
     def __init__(self, cache: PagedKVCache, keys: Tensor, values: Tensor, window: int | None) -> None:
         self.cache, self.window = cache, window
         self.keys, self.values = keys, values  # (num_blocks + 1, block_size, n_kv_heads, head_dim)
+        self.slots = keys.flatten(0, 1).flatten(1), values.flatten(0, 1).flatten(1)  # (slots, n_kv_heads * head_dim)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store the step's keys and values, then attend: first the decode rows together, then each segment.
@@ -259,6 +269,14 @@ class PagedAttention:
         request may share a block that another fills in this very step.
         """
         raise NotImplementedError("P5 task 2: PagedAttention.__call__")
+
+    def decode_inputs(self) -> list[Tensor]:
+        """For whoever computes this layer's decode rows himself: see `Decoding` of phase 7.
+
+        Keys and values of all slots, of the step's rows where they are stored, what they read, and what they see.
+        """
+        step = self.cache.step
+        return [*self.slots, step.slots, step.context, step.masks[self.window].flatten(1)]
 
     def decode(self, q: Tensor, step: PagedStep) -> Tensor:
         """One query per request: q `(B, n_heads, head_dim)` over the blocks of its table, gathered."""
@@ -307,6 +325,7 @@ class Scheduler:
 
     def __init__(self, allocator: BlockAllocator, limits: Limits) -> None:
         self.allocator, self.limits, self.block_size = allocator, limits, limits.block_size
+        self.most = limits  # what `restrict` cannot exceed
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.tables: dict[int, list[int]] = {}
@@ -327,6 +346,16 @@ class Scheduler:
     def schedule(self) -> list[Sequence]:
         """The next step's sequences, each with `num_scheduled` set and its blocks in place."""
         raise NotImplementedError("P5 task 3: Scheduler.schedule")
+
+    def restrict(self, max_batch: int, prompt_tokens: int) -> None:
+        """From the next step on start no request beside `max_batch` others or more; whoever runs goes on.
+
+        A step computes at most `prompt_tokens` tokens of prompts beside the tokens of those that decode. Both are at
+        least 1; neither exceeds what the scheduler was made for. Nobody's tokens depend on it.
+        """
+        rows = min(max_batch, self.most.max_batch)
+        budget = min(max(rows, len(self.running)) + prompt_tokens, self.most.token_budget)
+        self.limits = replace(self.most, max_batch=rows, token_budget=budget)
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence wherever it is, and free its blocks; harmless if it is not known."""
@@ -568,6 +597,11 @@ class Engine(Phase4Engine):
     def submit(self, prompt: Prompt, params: Params = None) -> Sequence:
         """Queue one request and return at once; from any thread. It advances with each `step`."""
         raise NotImplementedError("P5 task 5: Engine.submit")
+
+    def enqueue(self, sequences: list[Sequence]) -> None:
+        """Queue what `sequences` made; from the thread that steps. One of no tokens (max_tokens = 0) is done here."""
+        for sequence in sequences:
+            self._queue(sequence)
 
     def abort(self, request_id: int) -> bool:
         """Take a request back, whatever its state; from any thread, between steps. False: not known, or finished."""

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from phase6_given import (
     KernelUse,
     Parts,
     Scheme,
+    _moved,
     aten,
     available,
     divisor,
@@ -38,6 +40,7 @@ from phase6_given import (
     has_vnni,
     owner_of,
     padded,
+    unit_rows,
     untie,
 )
 from torch import Tensor, nn
@@ -143,6 +146,10 @@ class Kernel(ABC):
     def product(self, layer: "QuantizedLinear", rows: Tensor) -> Tensor:
         """rows `(R, in)` -> `(R, out)` in their dtype, without the bias."""
 
+    def product_of_units(self, layer: "QuantizedLinear", units: Tensor) -> Tensor:
+        """The product of rows that `unit_rows` has made."""
+        return self.product(layer, units)
+
     def takes(self, rows: Tensor) -> bool:
         """Whether to multiply these rows with it; the others go to `Dequantize`."""
         return rows.dtype in self.dtypes and 0 < len(rows) <= (self.most_rows or len(rows))
@@ -239,7 +246,7 @@ class FbgemmHalf(Fbgemm):
 
     def product(self, layer: "QuantizedLinear", rows: Tensor) -> Tensor:
         """One operator."""
-        return torch.ops.quantized.linear_dynamic_fp16(rows.float(), layer.packed).to(rows.dtype)
+        return torch.ops.quantized.linear_dynamic_fp16.default(rows.float(), layer.packed).to(rows.dtype)
 
 
 class FbgemmInt8(Fbgemm):
@@ -277,11 +284,14 @@ class FbgemmInt8(Fbgemm):
 
     def product(self, layer: "QuantizedLinear", rows: Tensor) -> Tensor:
         """Rows divided by their largest number, multiplied, and multiplied by it again."""
-        wide = rows.float()
-        largest = wide.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        units, largest = unit_rows(rows)
+        return (self.product_of_units(layer, units) * largest).to(rows.dtype)
+
+    def product_of_units(self, layer: "QuantizedLinear", units: Tensor) -> Tensor:
+        """Rows of float32 within ±1, rounded and multiplied."""
         steps = 127 if has_vnni() else 63
-        multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        return (multiply(wide / largest, 1 / steps, steps + 1, layer.packed) * largest).to(rows.dtype)
+        multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+        return multiply(units, 1 / steps, steps + 1, layer.packed)
 
 
 # ==== phase6/int4.py ================================================================================================
@@ -621,10 +631,16 @@ class QuantizedLinear(nn.Module):
         self.packed = packed
 
     def pack(self, device: Device, rows: torch.dtype) -> None:
-        """Choose the kernel for rows of that dtype and put the weight into the storage that it wants."""
+        """Choose the kernel for rows of that dtype and put the weight into the storage that it wants.
+
+        That is made on the device, of one layer at a time, and kept where the weight is.
+        """
         self.unpack()
+        home = self.codes.device
         kernel = choose(self, device, rows)
-        self.hold(*kernel.pack(self))
+        self.hold(_moved(self.held(), device.torch_device))
+        parts, packed = kernel.pack(self)
+        self.hold(_moved(parts, home), packed)
         self.kernel = kernel
 
     def unpack(self) -> None:
@@ -663,6 +679,11 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x `(*lead, in)` -> `(*lead, out)` in x's dtype."""
         raise NotImplementedError("P6 task 3: QuantizedLinear.forward")
+
+    def multiply_units(self, units: Tensor) -> Tensor:
+        """The bare product of rows that `unit_rows` made, for kernels that take them; without the bias."""
+        self.ran[self.kernel.name, units.shape[0]] += 1
+        return self.kernel.product_of_units(self, units)
 
     def extra_repr(self) -> str:
         """For `print(model)`."""
@@ -735,13 +756,13 @@ def quantized_skeleton(checkpoint: Checkpoint) -> Transformer | GPT2:
     return model
 
 
-def build_stored(checkpoint: Checkpoint, device: Device, dtype: torch.dtype) -> nn.Module:
-    """The model on the device: codes and scales as stored, all else in `dtype`. Raises `CheckpointError`."""
+def build_stored(checkpoint: Checkpoint, dtype: torch.dtype, home: Callable[[str], torch.device]) -> nn.Module:
+    """The model, parameters at home: codes and scales as stored, the rest in `dtype`. Raises `CheckpointError`."""
     model = quantized_skeleton(checkpoint)
     for name, source in checkpoint.plan(model).items():
         owner, leaf = owner_of(model, name)
         as_stored = isinstance(owner, QuantizedLinear) and leaf != "bias"
-        setattr(owner, leaf, frozen(source.read(None if as_stored else dtype, device.torch_device)))
+        setattr(owner, leaf, frozen(source.read(None if as_stored else dtype, home(name))))
     model.tie()
     model.make_tables()
     return model
@@ -779,8 +800,8 @@ class Engine(Phase5Engine):
         """As before; a checkpoint that `minfer quantize` wrote keeps its codes."""
         if checkpoint.config.quantization is None:
             return super().build_model(checkpoint, options)
-        device = Device.get(options.device)
-        return build_stored(checkpoint, device, device.dtype(options.dtype, checkpoint.dtype)[0])
+        dtype, _ = Device.get(options.device).dtype(options.dtype, checkpoint.dtype)
+        return build_stored(checkpoint, dtype, partial(cls.home, config=checkpoint.config, options=options))
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         """Quantise what is not yet; then give each layer the kernel for this device and dtype."""
