@@ -8,7 +8,7 @@ Task 5, 20 points. One decides: Engine.forward, Ranks.announce, Ranks.next_step
 
 Copy it (`minfer start 10`), write, then look what is right: `minfer check 10`, or
 `pytest tests/phase10 --engine work/phase10.py`. Hints: `minfer hint 10 1`.
-It builds on the reference of phase 10; to build on your own, import that instead.
+It builds on the reference of phase 9; to build on your own, import that instead.
 """
 
 import os

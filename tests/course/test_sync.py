@@ -32,13 +32,15 @@ def test_a_file_that_was_changed_lost_or_left_over_is_found_and_mended(tmp_path)
 
 @pytest.mark.parametrize("phase", phases())
 def test_a_phase_keeps_within_its_budget(phase):
-    assert Spent.by(phase).over(Budget.read(FOLDER / "course.toml", phase)) == []
+    budget = Budget.read(FOLDER / "course.toml", phase)
+    assert [said for spent in Spent.by(phase) for said in spent.over(budget)] == []
 
 
 def test_a_budget_that_is_exceeded_is_told():
-    said = Spent.by(3).over(Budget(overridden=3, lines=10))
-    assert said[0] == "overrides 4 methods, at most 3: allocate, admit, prepare, release"
-    assert said[1].endswith("lines of code in its Engine, at most 10")
+    (spent,) = Spent.by(3)
+    said = spent.over(Budget(overridden=3, lines=10))
+    assert said[0] == "Engine overrides 4 methods, at most 3: allocate, admit, prepare, release"
+    assert said[1].endswith("lines of code in Engine, at most 10")
 
 
 def test_the_command_says_what_it_found(capsys):
