@@ -769,7 +769,7 @@ class Replica:
             advanced.append(sequence)
             if sequence.finished:
                 del self.given[new.id], self.handed[new.id]
-        return advanced
+        return list(dict.fromkeys(advanced))  # some may have made more than one step meanwhile
 
     def send(self, message: Any) -> None:
         """Raises `RankError` if it is gone."""
