@@ -30,9 +30,10 @@ def memory(
     dtype: Annotated[str, typer.Option(help=f"The weights: auto, {', '.join(FORMATS)}.")] = AUTO,
     kv_dtype: Annotated[str, typer.Option(help=f"The cache: auto (as computed in), {', '.join(KV_DTYPES)}.")] = AUTO,
     measure: Annotated[bool, typer.Option("--measure", help="Load the model here and measure the peak.")] = False,
+    offload_layers: Annotated[int, typer.Option(help="Layers whose weights stay in the host's memory.")] = 0,
 ) -> None:
     """Show what a model needs of a card's memory (without a card: this machine's), and what fits."""
-    memory_command(model, gpu, memory_gb, batch, context, dtype, kv_dtype, measure, Console())
+    memory_command(model, gpu, memory_gb, batch, context, dtype, kv_dtype, measure, Console(), offload_layers)
 
 
 def memory_command(
@@ -45,8 +46,11 @@ def memory_command(
     kv_dtype: str,
     measure: bool,
     console: Console,
+    offload_layers: int = 0,
 ) -> None:
     """Print the budget of `model`, made from its config alone; `measure` also loads it. Raises `MinferError`."""
+    if measure and offload_layers:
+        raise OptionsError("--measure loads the whole model, as phase 2 does: leave out --offload-layers")
     config = random_config(model) if is_random(model) else ModelConfig.from_folder(resolve(model))
     place, total = memory_of(gpu, memory_gb)
     budget = MemoryBudget(
@@ -56,6 +60,7 @@ def memory_command(
         kv_dtype=None if kv_dtype == AUTO else kv_dtype,
         batch=batch,
         context=context,
+        offload_layers=offload_layers,
     )
     report = MemoryReport(budget, console)
     report.print(model, place)

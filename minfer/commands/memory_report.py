@@ -80,9 +80,13 @@ class MemoryReport:
         if budget.decode.peak > budget.prefill.peak:
             step = f"decode of {_sequences(budget.batch)}"
         cache = f"{budget.kv_per_token:,} B × {budget.tokens:,} × {budget.batch}"
-        weights = budget.weights + budget.rotary_table
+        weights = budget.weights_on_card + budget.rotary_table
+        away = ""
+        if budget.offload_layers:
+            host = binary(budget.offload_layers * budget.layer)
+            away = f", {budget.offload_layers} of {budget.config.num_layers} layers on the host: {host}"
         parts = [
-            Part("weights", weights, "█", "blue", budget.weight_format.name + table),
+            Part("weights", weights, "█", "blue", budget.weight_format.name + table + away),
             Part("KV cache", budget.kv_cache, "▓", "green", cache),
             Part("activations", budget.activations, "▒", "yellow", step),
             Part("runtime", budget.reserve, "░", "magenta", "torch, CUDA, rounding"),

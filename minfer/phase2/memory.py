@@ -21,6 +21,7 @@ RUNTIME_RESERVE = 2**30
 /107667 and /28394), the libraries' workspaces are tens of MB, and the allocator rounds up."""
 
 KV_DTYPES = ("float64", "float32", "float16", "bfloat16", "fp8", "int8")
+OFFLOAD_BUFFERS = 2
 COMPUTE_DTYPE = "bfloat16"
 """What quantised weights are multiplied in, and what the rest of their model is kept in."""
 
@@ -30,7 +31,8 @@ class MemoryBudget:
     """`memory` bytes, shared out among a model and `batch` sequences of `context` tokens (default: the model's limit).
 
     `dtype` names a `WeightFormat`; `kv_dtype` is the cache's, by default the one that is computed in. All results are
-    bytes. Raises `OptionsError` for what does not exist or is out of range.
+    bytes. `offload_layers` of the layers stay in host memory, as phase 9 does it: the card has two buffers for them.
+    Raises `OptionsError` for what does not exist or is out of range.
     """
 
     config: ModelConfig
@@ -40,6 +42,7 @@ class MemoryBudget:
     batch: int = 1
     context: int | None = None
     reserve: int = RUNTIME_RESERVE
+    offload_layers: int = 0
 
     def __post_init__(self) -> None:
         find_format(self.dtype)
@@ -49,6 +52,9 @@ class MemoryBudget:
             raise OptionsError(f"memory = {self.memory} bytes: a card has at least one")
         if self.batch < 1:
             raise OptionsError(f"batch = {self.batch}: give at least 1 sequence")
+        if not 0 <= self.offload_layers <= self.config.num_layers:
+            given, layers = self.offload_layers, self.config.num_layers
+            raise OptionsError(f"offload_layers = {given}: the model has {layers} layers: give 0 to {layers}")
         if not 1 <= self.tokens <= self.config.context:
             raise OptionsError(f"context = {self.tokens} tokens: this model takes 1 to {self.config.context}")
 
@@ -85,6 +91,17 @@ class MemoryBudget:
     def weights(self) -> int:
         """The model's parameters."""
         return self.parameters.nbytes(self.weight_format)
+
+    @property
+    def layer(self) -> int:
+        """The weights of one layer."""
+        without = ParameterCount.of(replace(self.config, num_layers=0))
+        return (self.weights - without.nbytes(self.weight_format)) // self.config.num_layers
+
+    @property
+    def weights_on_card(self) -> int:
+        """The parameters but for those of offloaded layers, and two buffers for these, or as many as there are."""
+        return self.weights - max(0, self.offload_layers - OFFLOAD_BUFFERS) * self.layer
 
     @property
     def rotary_table(self) -> int:
@@ -143,7 +160,7 @@ class MemoryBudget:
     @property
     def needed(self) -> int:
         """Everything together."""
-        return self.weights + self.rotary_table + self.kv_cache + self.activations + self.reserve
+        return self.weights_on_card + self.rotary_table + self.kv_cache + self.activations + self.reserve
 
     @property
     def free(self) -> int:

@@ -323,3 +323,21 @@ def test_cards_have_about_the_memory_that_is_on_their_box():
     for card in CARDS.values():
         sold = int(card.title.split()[-2]) * 2**30
         assert 0.92 * sold < card.memory <= 1.0001 * sold, card.name
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "gpt2", "qwen3-0.6b"])
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_offloaded_layers_leave_two_buffers_on_the_card(name, dtype):
+    config = random_config(f"random:{name}")
+    whole = MemoryBudget(config, 10**11, dtype=dtype)
+    shallower = MemoryBudget(replace(config, num_layers=config.num_layers - 1), 10**11, dtype=dtype)
+    assert whole.layer == whole.weights - shallower.weights
+    for count, saved in ((0, 0), (1, 0), (2, 0), (3, 1), (config.num_layers, config.num_layers - 2)):
+        away = replace(whole, offload_layers=count)
+        assert whole.needed - away.needed == saved * whole.layer
+
+
+@pytest.mark.parametrize("count", [-1, 33])
+def test_more_layers_than_there_are_cannot_be_offloaded(count):
+    with pytest.raises(OptionsError, match=f"^offload_layers = {count}: the model has 32 layers: give 0 to 32"):
+        MemoryBudget(random_config("random:llama3-8b"), 10**11, offload_layers=count)

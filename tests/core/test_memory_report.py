@@ -193,3 +193,11 @@ def test_bytes_are_scaled_in_both_ways():
         "1.50 GiB",
     ]
     assert [decimal(n) for n in (999, 1000, 14 * 10**9, 999_999)] == ["999 B", "1.00 kB", "14.00 GB", "1.00 MB"]
+
+
+def test_layers_on_the_host_are_not_counted_on_the_card():
+    whole, away = (printed("random:llama3-8b", "l4", offload_layers=count) for count in (0, 16))
+    assert "16 of 32 layers on the host: 6.50 GiB" in re.sub(r"\s+", " ", away)
+    assert "on the host" not in whole
+    with pytest.raises(OptionsError, match=r"^--measure loads the whole model, as phase 2 does: leave out --offload"):
+        printed("tiny", offload_layers=1, measure=True)

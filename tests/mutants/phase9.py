@@ -49,6 +49,7 @@ class OtherParts(Engine):
         prepared = super().prepare_model(model)
         if self.options.offload_layers:
             self.weights.__class__ = self.Weights
+            prepared.will_run, prepared.has_run = self.weights.will_run, self.weights.has_run
         return prepared
 
 

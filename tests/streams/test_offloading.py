@@ -63,7 +63,7 @@ def test_a_folder_is_loaded_with_layers_on_the_host(lab, tmp_path):
 
 def test_a_layer_comes_back_bit_by_bit_whatever_it_is_made_of():
     layer = nn.Module()
-    made = {"odd": torch.randn(3, 5), "half": torch.randn(7).half(), "codes": torch.arange(-3, 4, dtype=torch.int8)}
+    made = {"odd": torch.randn(3, 5), "short": torch.randn(7).half(), "codes": torch.arange(-3, 4, dtype=torch.int8)}
     for name, tensor in made.items():
         layer.register_parameter(name, nn.Parameter(tensor.clone(), requires_grad=False))
     layer.register_buffer("turned", torch.randn(4, 6).t())

@@ -31,7 +31,8 @@ def sent(device, made, page, waits=True):
 def test_a_copy_is_done_when_somebody_waits_for_it_and_not_before(device):
     page = device.pinned((3,), torch.int64)
     with device.watching():
-        moment = sent(device, numbers(device), page)
+        made = numbers(device)
+        moment = sent(device, made, page)
         assert not device.ordering.races
     assert page.tolist() == [LOST] * 3
     with device.watching():
@@ -48,7 +49,8 @@ def test_pinned_memory_holds_nothing_at_first(device):
 def test_a_copy_that_does_not_wait_for_its_source_is_poison_and_both_are_named(device):
     page = device.pinned((3,), torch.int64)
     with device.watching():
-        sent(device, numbers(device), page, waits=False).wait()
+        made = numbers(device)
+        sent(device, made, page, waits=False).wait()
         assert page.tolist() == [LOST] * 3
     (said,) = device.ordering.races
     assert said.startswith("aten.copy_.default on stream 1 reads a torch.int64 tensor of shape (3,) that is written")
@@ -58,7 +60,8 @@ def test_a_copy_that_does_not_wait_for_its_source_is_poison_and_both_are_named(d
 def test_a_host_that_reads_too_early_reads_poison(device):
     page = device.pinned((3,), torch.int64)
     with device.watching():
-        sent(device, numbers(device), page)
+        made = numbers(device)
+        sent(device, made, page)
         assert page.tolist() == [LOST] * 3
     (said,) = device.ordering.races
     assert said.startswith("tolist on the host reads a torch.int64 tensor of shape (3,) that is written by aten.copy_")
@@ -68,15 +71,15 @@ def test_a_page_that_is_copied_to_again_before_it_is_read_is_a_race(device):
     page = device.pinned((3,), torch.int64)
     side = device.stream()
     with device.watching():
-        moments = []
+        moments, kept = [], []
         for _ in range(2):
-            made = numbers(device)
+            kept.append(numbers(device))
             side.follow(device.current_stream().moment())
             with side:
-                page.copy_(made, non_blocking=True)
+                page.copy_(kept[-1], non_blocking=True)
             moments.append(side.moment())
         moments[0].wait()
-        page.tolist()
+        assert page.tolist() == [LOST] * 3
     assert len(device.ordering.races) == 1
 
 

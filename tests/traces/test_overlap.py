@@ -8,7 +8,7 @@ from tests.traces.test_traces import same_every_time
 from tests.traces.trace import Trace, follow, traces
 
 
-@settings(same_every_time, max_examples=60)
+@settings(same_every_time, max_examples=20)
 @given(trace=traces)
 def test_every_answer_is_the_one_alone_whatever_overlaps(lab, trace):
     options = {**trace.options, "device": SimulatedDevice(), "graph_batch": min(4, trace.options["max_batch"])}
