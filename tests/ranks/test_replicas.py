@@ -9,6 +9,8 @@ import torch
 
 from minfer.core.errors import OptionsError
 from minfer.core.params import SamplingParams
+from minfer.course.plugin import DEFAULT_SEED
+from minfer.course.tiny import tiny_model
 from minfer.phase10 import RankError
 from minfer.phase11 import Engine
 from tests.ranks.processes import children, gone
@@ -17,10 +19,10 @@ FEW = {"max_batch": 4, "graph_batch": 2, "num_blocks": 40, "block_size": 4, "rep
 
 
 @pytest.fixture(scope="module")
-def two(lab):
+def two(tmp_path_factory):
     """A model, and an engine of two replicas of it."""
-    model = lab.model("llama")
-    engine = Engine.load(str(model.save(lab.new_folder())), dtype="float64", **FEW)
+    model = tiny_model("llama", DEFAULT_SEED)
+    engine = Engine.load(str(model.save(tmp_path_factory.mktemp("two"))), dtype="float64", **FEW)
     yield model, engine
     engine.close()
 
