@@ -44,9 +44,8 @@ class Process:
         data = json.dumps(body).encode()
         made = socket.create_connection(self.url.removeprefix("http://").split(":"), PATIENCE)
         made.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-            % len(data)
-            + data
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data) + data
         )
         return made
 
