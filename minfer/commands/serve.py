@@ -16,7 +16,6 @@ import minfer
 from minfer import NEWEST_PHASE, SERVING_PHASE
 from minfer.commands.flags import flag_name, given_values, with_flags
 from minfer.commands.phases import engine_class, first_phase, option_fields, options_class
-from minfer.core.device import Device
 from minfer.core.errors import OptionsError
 from minfer.core.extras import require
 from minfer.core.hub import EMBEDDED, resolve
@@ -55,7 +54,6 @@ def serve(
     slo: Annotated[
         str | None, typer.Option(help="What counts as served well: chat, reading, answer, all; or ttft:500,tpot:50.")
     ] = None,
-    replicas: Annotated[int, typer.Option(min=1, help="Engines, each with the whole model; GPUs are dealt out.")] = 1,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line for each request.")] = False,
     **flags: Any,
 ) -> None:
@@ -70,9 +68,10 @@ def serve(
     limits = ServerLimits(**given_values(ServerLimits, flags))
     if policy not in [str(aim) for aim in Aim]:
         raise OptionsError(f"--policy {policy!r}: choose one of {', '.join(Aim)}")
+    options, engine_cls = _options(phase, flags), engine_class(phase)
     service = Service(
         _about(model, served_model_name, phase),
-        _loads(phase, model, _options(phase, flags), replicas),
+        [lambda: engine_cls.load(model, **options)],
         Policy(Aim(policy), small_rows, small_prompt),
         limits,
         parse_slo(slo) if slo else None,
@@ -125,21 +124,6 @@ def _options(phase: int, flags: dict[str, Any]) -> dict[str, Any]:
             flag = flag_name(option_fields(NEWEST_PHASE)[name])
             raise OptionsError(f"phase {phase} has no {flag}: it comes with phase {first_phase(name)}")
     return options
-
-
-def _loads(phase: int, model: str, options: dict[str, Any], replicas: int) -> list[Callable[[], Any]]:
-    """How each replica is loaded; on GPUs, each on its own: as many cards as it has ranks."""
-    engine_cls = engine_class(phase)
-    if replicas == 1:
-        return [lambda: engine_cls.load(model, **options)]
-    first = Device.get(options.get("device", "auto")).torch_device
-    cards = options.get("tensor_parallel", 1) * options.get("pipeline_parallel", 1)
-
-    def load(number: int) -> Any:
-        place = first.type if first.type == "cpu" else f"{first.type}:{(first.index or 0) + number * cards}"
-        return engine_cls.load(model, **{**options, "device": place})
-
-    return [lambda number=number: load(number) for number in range(replicas)]  # type: ignore[misc]
 
 
 def _log(quiet: bool) -> None:

@@ -112,7 +112,7 @@ def test_all_samples_and_prompts_of_a_request_end(own, engine):
 
 
 def test_while_its_prompt_becomes_tokens(own, engine):
-    """The engine never sees it, or takes it back before it steps."""
+    """The engine never sees it, or takes it back after the step in hand."""
     seen = []
     make = engine.sequences
 
@@ -132,7 +132,7 @@ def test_while_its_prompt_becomes_tokens(own, engine):
     until(lambda: own.service.admission.requests == 0)
     engine.let(2)
     until(lambda: not in_hand(own))
-    assert seen[0].output_ids == []
+    assert len(seen[0].output_ids) <= 1
 
 
 def test_in_the_middle_of_its_body(own):
