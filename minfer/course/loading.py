@@ -17,7 +17,7 @@ from minfer.course.notebook import SUFFIX, NotANotebook
 from minfer.course.outline import PHASE, Outline
 
 CLASS = "Engine"
-CLOSE = 0.75
+CLOSE = 0.76
 """How alike a method's name must be to a hook's to be taken for a misspelling of it (difflib's ratio)."""
 
 
