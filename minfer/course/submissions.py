@@ -27,9 +27,7 @@ class Submission:
         """The file that is graded: itself, or the shallowest phaseN file of the folder. Raises `Unusable`."""
         if self.path.is_file():
             if self.path.suffix not in LOADERS:
-                raise Unusable(
-                    f"a {self.path.suffix or 'file without ending'} cannot be graded: {' or '.join(LOADERS)}"
-                )
+                raise Unusable(f"{self.path.name} is neither {' nor '.join(LOADERS)}")
             return self.path
         files = sorted(_files(self.path), key=lambda path: (len(path.parts), path.suffix != ".py", path))
         named = [path for path in files if path.stem == f"phase{phase}"]
