@@ -9,7 +9,7 @@ set -u
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
 status=0
-timeout 150 "$PYTHON" -m pytest -q -m gpu -rs tests 2>&1 | tail -n 15
+timeout 150 "$PYTHON" -m pytest -q -m gpu -rs $(grep -rl 'mark\.gpu' --include='*.py' tests) 2>&1 | tail -n 15
 [ "${PIPESTATUS[0]}" -eq 0 ] || status=1
 "$PYTHON" scripts/gpu_check.py --device "${DEVICE:-cuda}" --seconds 300 "$@" || status=1
 exit $status

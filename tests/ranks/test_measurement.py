@@ -45,7 +45,7 @@ def test_comm_shows_all_operations_and_the_share_of_a_step(capsys):
     assert code == 0
     for operation in OPERATIONS:
         assert f"{operation} " in out
-    assert out.count("4,096") == len(OPERATIONS)
+    assert out.count("4,096") == len(OPERATIONS) + 1
     words = " ".join(out.split())
     assert "Compute beside communication: an AllReduce of 4,096 bytes takes" in words
     assert "tiny, a decode step of one request on 2 ranks:" in words
