@@ -106,10 +106,10 @@ def without_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def brief(workload: Workload) -> Workload:
+def brief(workload: Workload, tokens: int = WARMUP) -> Workload:
     """All of its requests, which end after a few tokens."""
-    return replace(workload, requests=[_brief(request) for request in workload.requests])
+    return replace(workload, requests=[_brief(request, tokens) for request in workload.requests])
 
 
-def _brief(request: Request) -> Request:
-    return replace(request, params=replace(request.params, max_tokens=min(WARMUP, request.params.max_tokens or 0)))
+def _brief(request: Request, tokens: int) -> Request:
+    return replace(request, params=replace(request.params, max_tokens=min(tokens, request.params.max_tokens or 0)))
