@@ -1,12 +1,11 @@
 """`minfer bench fast`: quantised and fused engines beside `transformers` and llama.cpp, on the same weights."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -89,10 +88,11 @@ class FastBench:
             rows = Rows(self.module, self.folder, Path(scratch), self.device).all()
             rows, tasks = chosen(rows, all_workloads(self.module), self.only)
             contestants = [self.load(row) for row in rows if not row.absent]
-            for task in tasks:
-                self.run(contestants, task, {row.name: row.absent for row in rows if row.absent})
-            for task in tasks:
-                self.look(contestants, task)
+            parts = [self.part(task, rows) for task in tasks]
+            for task, part in zip(tasks, parts, strict=True):
+                self.run(contestants, task, part)
+            for task, part in zip(tasks, parts, strict=True):
+                self.look(contestants, task, part)
         self.made["ran"] = {contestant.name: contestant.effective() for contestant in contestants}
         self.made["finished"] = True
         self._save()
@@ -103,27 +103,28 @@ class FastBench:
         with self.console.status(f"loading {row.name}"):
             return row.make()
 
-    def part(self, task: workloads.Workload, absent: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    def part(self, task: workloads.Workload, rows: list[Row]) -> dict[str, Any]:
         """The workload's part of the ledger, made where there is none."""
         parts: list[dict[str, Any]] = self.made["parts"]
         found = next((part for part in parts if part["workload"] == task.name), None)
         if found is None:
-            found = ledger.entry(task, {}, absent)
+            absent = {row.name: row.absent for row in rows if row.absent}
+            found = ledger.entry(task, {row.name: [] for row in rows if not row.absent}, absent)
             parts.append(found)
         return found
 
-    def run(self, contestants: list[Contestant], task: workloads.Workload, absent: Mapping[str, str]) -> None:
+    def run(self, contestants: list[Contestant], task: workloads.Workload, part: dict[str, Any]) -> None:
         """One workload, in turn; the ledger is saved after every run."""
-        series = ledger.series(self.part(task, absent), self._save)
+        series = ledger.series(part, self._save)
         interleave(contestants, task, self.repeats, self.console, series)
         series.keep()
 
-    def look(self, contestants: list[Contestant], task: workloads.Workload) -> None:
+    def look(self, contestants: list[Contestant], task: workloads.Workload, part: dict[str, Any]) -> None:
         """Once into a step of each engine."""
         if "event_s" not in self.made:
             self.made["event_s"] = event_seconds(self.module.config)  # type: ignore[arg-type]
         for contestant in contestants:
-            row = ledger.row_of(self.part(task), contestant.name)
+            row = ledger.row_of(part, contestant.name)
             if isinstance(contestant, EngineContestant) and row["samples"] and "step" not in row:
                 with self.console.status(f"{task.name}: looking into {contestant.name}"):
                     row["step"] = parts_of_a_step(contestant, task, ledger.runs(row), self.made["event_s"])

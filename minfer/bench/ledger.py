@@ -62,7 +62,8 @@ def row_of(part: dict[str, Any], name: str) -> dict[str, Any]:
 
 def series(part: dict[str, Any], save: Callable[[], None]) -> Series:
     """A part's runs as a series to go on with; what becomes of it is noted in the part, and saved."""
-    state = Series({row["name"]: runs(row) for row in part["rows"] if "absent" not in row})
+    samples = {row["name"]: runs(row) for row in part["rows"] if "absent" not in row}
+    state = Series(samples, {row["name"]: row["absent"] for row in part["rows"] if "absent" in row})
 
     def keep() -> None:
         for name, samples in state.samples.items():

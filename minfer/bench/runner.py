@@ -68,14 +68,15 @@ def interleave(
     series = series or Strict()
     samples = series.samples
     for contestant in contestants:
-        samples.setdefault(contestant.name, [])
+        if contestant.name not in series.failed:
+            samples.setdefault(contestant.name, [])
     short = brief(workload)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress, without_collections():
         task = progress.add_task("", total=(repeats + 1) * len(contestants))
         for contestant in contestants:
             progress.update(task, description=f"{workload.name}: {contestant.name}, warm-up")
-            if len(samples[contestant.name]) < repeats:
+            if len(samples.get(contestant.name, [])) < repeats:
                 series.run(contestant, short)
             progress.advance(task)
         for number in range(repeats):

@@ -41,7 +41,8 @@ def test_fast_writes_a_ledger_that_show_prints_and_that_is_gone_on_with_until_it
     ledger.save(tmp_path / "l.json", made)
     assert "it is not finished" in run("bench", "show", "l.json").out
     done = run(*asked, "--device", "cpu", "--out", "l.json")
-    assert (done.code, done.err.strip()) == (0, "minfer: going on with l.json")
+    assert done.code == 0
+    assert "minfer: going on with l.json" in done.err
     assert ledger.load(tmp_path / "l.json")["parts"][0]["rows"][0]["samples"] == kept
 
 
