@@ -68,14 +68,15 @@ def interleave(
     series = series or Strict()
     samples = series.samples
     for contestant in contestants:
-        samples.setdefault(contestant.name, [])
+        if contestant.name not in series.failed:
+            samples.setdefault(contestant.name, [])
     short = brief(workload)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress, without_collections():
         task = progress.add_task("", total=(repeats + 1) * len(contestants))
         for contestant in contestants:
             progress.update(task, description=f"{workload.name}: {contestant.name}, warm-up")
-            if len(samples[contestant.name]) < repeats:
+            if len(samples.get(contestant.name, [])) < repeats:
                 series.run(contestant, short)
             progress.advance(task)
         for number in range(repeats):
@@ -106,10 +107,10 @@ def without_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def brief(workload: Workload) -> Workload:
+def brief(workload: Workload, tokens: int = WARMUP) -> Workload:
     """All of its requests, which end after a few tokens."""
-    return replace(workload, requests=[_brief(request) for request in workload.requests])
+    return replace(workload, requests=[_brief(request, tokens) for request in workload.requests])
 
 
-def _brief(request: Request) -> Request:
-    return replace(request, params=replace(request.params, max_tokens=min(WARMUP, request.params.max_tokens or 0)))
+def _brief(request: Request, tokens: int) -> Request:
+    return replace(request, params=replace(request.params, max_tokens=min(tokens, request.params.max_tokens or 0)))

@@ -51,11 +51,11 @@ def fast(
     only: Annotated[
         list[str] | None, typer.Option(help="A row, by how its name begins, or a workload (repeatable).")
     ] = None,
-    out: Out = None,
+    out: Annotated[Path | None, typer.Option(help="The ledger; an unfinished one is gone on with.")] = None,
 ) -> None:
     """Phases 5 to 8, whole and quantised, beside transformers and llama.cpp: decoding 1, 16 and 32, and a prefill."""
     _check(out)
-    _finish(fast_bench.measure(model, device, repeats, only or [], Console(stderr=True)), out)
+    _print(fast_bench.FastBench(model, device, repeats, only or [], out, Console(stderr=True)).measure())
 
 
 @bench.command(name="table")

@@ -45,9 +45,9 @@ class Lab:
 
     # ---- models and prompts --------------------------------------------------------------------------------------
 
-    def model(self, family: str = "llama") -> TinyModel:
+    def model(self, family: str = "llama", layers: int = 2) -> TinyModel:
         """The family's tiny model."""
-        return tiny_model(family, self.seed)
+        return tiny_model(family, self.seed, layers)
 
     def prompt(self, model: TinyModel, length: int, steps: int = 0, margin: float = 0.0) -> list[int]:
         """`length` token ids; with `steps`, such that each greedy step's best logit leads by `margin`."""

@@ -19,9 +19,8 @@ WORTHWHILE = 2**24
 INDUCTOR: dict[str, Any] = {
     "cpp.enable_kernel_profile": True,  # what it writes for a CPU has names in a trace; else that takes no time
     "size_asserts": False,
-    "assert_indirect_indexing": False,
 }
-"""How inductor is set: tables of blocks hold no index out of the pool, so nothing is asserted in each step."""
+"""How inductor is set. That an index is inside of the pool is still asserted: what it writes outside is lost memory."""
 
 INSTALL = {
     "cpu": "install g++ or clang (Debian: apt install g++; macOS: xcode-select --install)",
@@ -52,17 +51,18 @@ class Compilation:
                 raise OptionsError(f"compiler {backend!r} is unknown: use one of {known}") from error
         self.backend = backend
 
-    def compiled(self, function: Any, unguarded: bool = False) -> Callable[..., Any]:
+    def compiled(self, function: Any, guarded_by: str = "") -> Callable[..., Any]:
         """`function` compiled whole, with every size of its tensors a variable; as it is where that does not work.
 
         It gets a code object of its own, since Dynamo keeps graphs, and counts them against its limit, per code object.
-        `unguarded`: whoever calls it answers for calls that differ from the first in nothing but sizes above 1, so
-        Dynamo need not look at every part of a model each time, which takes longer than a small region itself.
+        `guarded_by`: whoever calls it answers for calls that differ from the first in nothing but sizes above 1 and the
+        dtype and device of that argument, so Dynamo need not look at every part of a model each time, which takes
+        longer than a small region itself.
         """
         if self.problem:
             return function
         own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-        options: dict[str, Any] | None = {"guard_filter_fn": _no_guards} if unguarded else None
+        options: dict[str, Any] | None = {"guard_filter_fn": _only(guarded_by)} if guarded_by else None
         return torch.compile(own, backend=self._counted, dynamic=True, fullgraph=True, options=options)
 
     def _counted(self, graph: Any, inputs: Any) -> Any:
@@ -95,6 +95,6 @@ class Compilation:
         return f"not compiled: {self.problem}" if self.problem else f"{self.backend}, {self.graphs} graphs"
 
 
-def _no_guards(guards: Any) -> list[bool]:
-    """For Dynamo: which of the conditions under which it may use a graph it shall check."""
-    return [False for _ in guards]
+def _only(argument: str) -> Callable[[Any], list[bool]]:
+    """For Dynamo: of the conditions under which it may use a graph, check what kind of tensor the argument is."""
+    return lambda guards: [guard.guard_type == "TENSOR_MATCH" and guard.name == argument for guard in guards]

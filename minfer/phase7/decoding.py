@@ -4,11 +4,12 @@ One query per request is too little work for an attention kernel: what surrounds
 choosing an implementation) takes longer. Written as sums, it is compiled into the region, and reads the pool in place.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from minfer.core.model import wide
 from minfer.phase6 import PagedAttention
@@ -48,6 +49,26 @@ def attend_and_go_on(
     attended = attend_rows(q, keys, values, context, seen, block.head_dim**-0.5)
     x = block.leave(x, attended.flatten(1))
     return x, *(part.flatten(1) for part in following.enter(x, rotary))
+
+
+CONSTANT = (bool, int, float, str, list, type(None), FunctionType, BuiltinFunctionType)
+"""Attributes of a module that the compiler takes for constants."""
+
+
+def alike(blocks: Iterable[nn.Module]) -> bool:
+    """Whether a graph made of one block is right for all: they differ in nothing but what their tensors hold."""
+    first, *others = (constants(block) for block in blocks)
+    return all(other == first for other in others)
+
+
+def constants(block: nn.Module) -> list[Any]:
+    """Of each of its modules: name, class, attributes that are no tensors, dtypes and shapes of the parameters."""
+    made: list[Any] = []
+    for name, part in block.named_modules():
+        fixed = {key: value for key, value in vars(part).items() if isinstance(value, CONSTANT)}
+        kinds = {key: (value.dtype, value.shape) for key, value in part.named_parameters(recurse=False)}
+        made.append((name, type(part), fixed, kinds))
+    return made
 
 
 class Decoding:

@@ -10,7 +10,7 @@ from minfer.core.options import option
 from minfer.phase6 import Engine as Phase6Engine
 from minfer.phase6 import PagedKVCache, PagedStep, QuantizationOptions
 from minfer.phase7.compilation import Compilation
-from minfer.phase7.decoding import Decoding
+from minfer.phase7.decoding import Decoding, alike
 from minfer.phase7.fused_model import FusedModel, between, fused
 
 WARMUP_TOKENS = (1, 7)  # one row is a size of its own to the compiler; seven stands for any other number
@@ -48,9 +48,8 @@ class Engine(Phase6Engine):
         """
         if self.compilation.problem:
             return
-        alike = len({str(block) for block in model.layers}) == 1
-        if alike and self.device.torch_device.type == "cpu":
-            model.decoding = Decoding(partial(self.compilation.compiled, unguarded=True))
+        if alike(model.layers) and self.device.torch_device.type == "cpu":
+            model.decoding = Decoding(partial(self.compilation.compiled, guarded_by="x"))
         model.between = self.compilation.compiled(between)
 
     def allocate(self) -> None:

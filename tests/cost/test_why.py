@@ -5,9 +5,11 @@ import pytest
 from minfer.bench import full_grid, ledger
 from minfer.bench.anatomy import anatomy, event_seconds, product_bytes, terms
 from minfer.bench.contestants import EngineContestant
+from minfer.bench.operators import _kind
 from minfer.bench.sample import Sample
+from minfer.bench.step_parts import parts_of_a_step
 from minfer.bench.why import in_words, neighbours, row_named, waterfall
-from minfer.bench.workloads import batch
+from minfer.bench.workloads import batch, decode, prefill
 from minfer.core.errors import MinferError
 from minfer.cost.formulas import Formulas
 from minfer.course.tiny import tiny_model
@@ -130,6 +132,37 @@ def test_the_anatomy_of_a_run_has_its_parts_inside_the_forward(phase, options):
     assert seen["products_s"] + seen["attention_s"] + seen["cache_s"] < seen["forward_s"]
     assert "forward" not in vars(contestant.engine)  # the engine is as it was
     assert not any(module._forward_hooks for module in contestant.engine.model.modules())
+
+
+@pytest.mark.parametrize("phase", [5, 7])
+@pytest.mark.parametrize("work", [decode(17, 3, 6, 12), prefill(17, 9)])
+def test_a_steps_parts_are_of_the_steps_that_the_workload_is_about(phase, work):
+    import torch
+
+    model = tiny_model("llama", 17).module(torch.float32)
+    contestant = EngineContestant(phase, model, num_blocks=64)
+    samples = [contestant.run(work)]
+    seen = parts_of_a_step(contestant, work, samples, 0.0)
+    assert all(seconds > 0 for seconds in seen.values())
+    assert sum(seen.values()) < samples[0].duration
+    assert "forward" not in vars(contestant.engine)
+    assert not any(module._forward_hooks for module in contestant.engine.model.modules())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("graph_0_cpp_fused_index_mul_sum_6", "attention"),
+        ("graph_0_cpp_fused_amax_exp_masked_fill_sub_sum_7", "attention"),
+        ("graph_0_cpp_fused_index_put_view_2", "attention"),
+        ("graph_0_cpp_fused_add_expand_mean_mul_pow_rsqrt_0", None),
+        ("graph_0_cpp_fused_mul_silu_split_3", None),
+        ("minfer::head", "head"),
+        ("minfer::product", "products"),
+    ],
+)
+def test_what_is_compiled_counts_as_attention_by_the_operators_in_its_name(name, kind):
+    assert _kind(name) == kind
 
 
 def test_the_bytes_of_products_are_those_of_the_formulas():
