@@ -28,8 +28,9 @@ from phase7_given import (
     Decoding,
     FusionOptions,
     _frozen,
-    _no_guards,
     _nothing,
+    _only,
+    alike,
     between,
     head,
     product,
@@ -157,12 +158,13 @@ class Compilation:
                 raise OptionsError(f"compiler {backend!r} is unknown: use one of {known}") from error
         self.backend = backend
 
-    def compiled(self, function: Any, unguarded: bool = False) -> Callable[..., Any]:
+    def compiled(self, function: Any, guarded_by: str = "") -> Callable[..., Any]:
         """`function` compiled whole, with every size of its tensors a variable; as it is where that does not work.
 
         It gets a code object of its own, since Dynamo keeps graphs, and counts them against its limit, per code object.
-        `unguarded`: whoever calls it answers for calls that differ from the first in nothing but sizes above 1, so
-        Dynamo need not look at every part of a model each time, which takes longer than a small region itself.
+        `guarded_by`: whoever calls it answers for calls that differ from the first in nothing but sizes above 1 and the
+        dtype and device of that argument, so Dynamo need not look at every part of a model each time, which takes
+        longer than a small region itself.
         """
         raise NotImplementedError("P7 task 3: Compilation.compiled")
 
@@ -317,9 +319,8 @@ class Engine(Phase6Engine):
         """
         if self.compilation.problem:
             return
-        alike = len({str(block) for block in model.layers}) == 1
-        if alike and self.device.torch_device.type == "cpu":
-            model.decoding = Decoding(partial(self.compilation.compiled, unguarded=True))
+        if alike(model.layers) and self.device.torch_device.type == "cpu":
+            model.decoding = Decoding(partial(self.compilation.compiled, guarded_by="x"))
         model.between = self.compilation.compiled(between)
 
     def allocate(self) -> None:

@@ -2,8 +2,9 @@
 
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -35,9 +36,8 @@ WORTHWHILE = 2**24
 INDUCTOR: dict[str, Any] = {
     "cpp.enable_kernel_profile": True,  # what it writes for a CPU has names in a trace; else that takes no time
     "size_asserts": False,
-    "assert_indirect_indexing": False,
 }
-"""How inductor is set: tables of blocks hold no index out of the pool, so nothing is asserted in each step."""
+"""How inductor is set. That an index is inside of the pool is still asserted: what it writes outside is lost memory."""
 
 INSTALL = {
     "cpu": "install g++ or clang (Debian: apt install g++; macOS: xcode-select --install)",
@@ -45,9 +45,9 @@ INSTALL = {
 }
 
 
-def _no_guards(guards: Any) -> list[bool]:
-    """For Dynamo: which of the conditions under which it may use a graph it shall check."""
-    return [False for _ in guards]
+def _only(argument: str) -> Callable[[Any], list[bool]]:
+    """For Dynamo: of the conditions under which it may use a graph, check what kind of tensor the argument is."""
+    return lambda guards: [guard.guard_type == "TENSOR_MATCH" and guard.name == argument for guard in guards]
 
 
 # ==== phase7/decoding.py ============================================================================================
@@ -91,6 +91,26 @@ def attend_and_go_on(
     attended = attend_rows(q, keys, values, context, seen, block.head_dim**-0.5)
     x = block.leave(x, attended.flatten(1))
     return x, *(part.flatten(1) for part in following.enter(x, rotary))
+
+
+CONSTANT = (bool, int, float, str, list, type(None), FunctionType, BuiltinFunctionType)
+"""Attributes of a module that the compiler takes for constants."""
+
+
+def alike(blocks: Iterable[nn.Module]) -> bool:
+    """Whether a graph made of one block is right for all: they differ in nothing but what their tensors hold."""
+    first, *others = (constants(block) for block in blocks)
+    return all(other == first for other in others)
+
+
+def constants(block: nn.Module) -> list[Any]:
+    """Of each of its modules: name, class, attributes that are no tensors, dtypes and shapes of the parameters."""
+    made: list[Any] = []
+    for name, part in block.named_modules():
+        fixed = {key: value for key, value in vars(part).items() if isinstance(value, CONSTANT)}
+        kinds = {key: (value.dtype, value.shape) for key, value in part.named_parameters(recurse=False)}
+        made.append((name, type(part), fixed, kinds))
+    return made
 
 
 class Decoding:
