@@ -22,13 +22,8 @@ def replay(receipt: Annotated[Path, typer.Argument(help="A file that minfer chec
     ended = found.replay(course_root(), Limits())
     console.print(ended.message or f"{ended.code}  {ended.title}: passed")
     same = (ended.status, ended.message) == (found.entry.status, found.entry.message)
-    differing = [
-        f"{name} {old} there, {versions()[name]} here"
-        for name, old in found.versions.items()
-        if versions().get(name) != old
-    ]
-    console.print(
-        "the same as in the receipt" if same else f"not as in the receipt, which says:\n{found.entry.message}"
-    )
-    if differing:
-        console.print(f"versions differ: {'; '.join(differing)}")
+    console.print("as in the receipt" if same else f"not as in the receipt, which says:\n{found.entry.message}")
+    here = versions()
+    others = {name: there for name, there in found.versions.items() if there != here.get(name)}
+    for name, there in others.items():
+        console.print(f"{name} is {here.get(name)} here, {there} in the receipt")
