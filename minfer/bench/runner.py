@@ -82,7 +82,7 @@ def interleave(
         for number in range(repeats):
             for contestant in contestants:
                 done = samples.get(contestant.name, [])
-                if _is_due(number, done) and contestant.name not in series.failed:
+                if contestant.name not in series.failed and _is_due(number, done):
                     progress.update(task, description=f"{workload.name}: {contestant.name}, run {number + 1}")
                     if (sample := series.run(contestant, workload)) is not None:
                         done.append(sample)
