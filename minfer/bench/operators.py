@@ -54,7 +54,7 @@ class Operators:
         name, nanoseconds = event.name(), event.duration_ns()
         outer = stack[-1] if stack else Frame("", 0, not label, None)
         inside = outer.inside or name == label
-        kind = outer.kind or (_kind(name) if inside else None)
+        kind = outer.kind or (kind_of(name) if inside else None)
         stack.append(Frame(name, event.start_ns() + nanoseconds, inside, kind))
         self.events[kind or ""] += inside
         if inside and not outer.inside:
@@ -83,7 +83,8 @@ class Frame:
     works: bool = False  # whether something within it was counted
 
 
-def _kind(name: str) -> str | None:
+def kind_of(name: str) -> str | None:
+    """The first of `KINDS` that an operator's name is of."""
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), None)
 
 

@@ -66,12 +66,12 @@ def test_layers_are_alike_until_one_has_another_constant_or_another_kind_of_tens
 
 
 def test_a_model_that_is_converted_afterwards_is_compiled_anew():
-    """A graph of float32 would read float64 as if it were that."""
+    """A graph of float64 would read float32 as if it were that."""
     model, seen = tiny_model("llama", 17), Compiles()
-    engine = Engine(model.module(torch.float32), None, OPTIONS)
+    engine = Engine(model.module(), None, OPTIONS)
     warm = seen.graphs
-    engine.model.double()
-    engine.dtype = torch.float64
+    engine.model.float()
+    engine.dtype = torch.float32
     engine.allocate()
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     assert engine.generate([[5, 9, 31]], params)[0].token_ids == model.oracle.greedy([5, 9, 31], 6)[0]

@@ -5,7 +5,7 @@ import pytest
 from minfer.bench import full_grid, ledger
 from minfer.bench.anatomy import anatomy, event_seconds, product_bytes, terms
 from minfer.bench.contestants import EngineContestant
-from minfer.bench.operators import _kind
+from minfer.bench.operators import kind_of
 from minfer.bench.sample import Sample
 from minfer.bench.step_parts import parts_of_a_step
 from minfer.bench.why import in_words, neighbours, row_named, waterfall
@@ -162,7 +162,7 @@ def test_a_steps_parts_are_of_the_steps_that_the_workload_is_about(phase, work):
     ],
 )
 def test_what_is_compiled_counts_as_attention_by_the_operators_in_its_name(name, kind):
-    assert _kind(name) == kind
+    assert kind_of(name) == kind
 
 
 def test_the_bytes_of_products_are_those_of_the_formulas():

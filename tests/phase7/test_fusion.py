@@ -77,12 +77,12 @@ def test_P7_05_what_is_compiled_runs(engine_cls, lab):
 def layers_that_differ(engine_cls, lab, model, code):
     """One norm's epsilon is another: a constant to the compiler, which the graph of another layer does not have."""
     hint = "a graph that was made of one layer is right for another only if what is constant in it is the same"
-    logits = []
+    logits, prompt = [], lab.prompt(model, 5)
     for compiler in (Compiles.name, "none"):
         module = model.module()
         module.layers[1].post_attention_layernorm.eps = 0.5
         engine = lab.engine(engine_cls, module, compiler=compiler)
-        logits += [run.logits for run in lab.run(engine, [lab.prompt(model, 5)], lab.params(3))]
+        logits += [run.logits for run in lab.run(engine, [prompt], lab.params(3))]
     did = "changed a norm's epsilon in one layer; compared the logits with those of an engine that is not compiled"
     lab.equal(logits[0], logits[1], code, did, hint)
 
