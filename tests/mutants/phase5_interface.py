@@ -1,5 +1,7 @@
 """Mistakes of phase 5 that a user meets: submit, step and abort, company, streams."""
 
+from dataclasses import replace
+
 from minfer.phase5 import Engine
 from tests.mutants.planting import Mutants
 from tests.mutants.serving_probes import HOT, served
@@ -48,8 +50,9 @@ def for_nothing(engine_cls, lab):
 
 @plant("P5-22", for_nothing)
 class OneTokenForNothing(Engine):
-    def _queue(self, sequence):
-        self.inbox.append(sequence)
+    def sequences(self, prompts, params=None):
+        asked = params if params is None or params.max_tokens else replace(params, max_tokens=1)
+        return super().sequences(prompts, asked)
 
 
 def larger_than_the_pool(engine_cls, lab):

@@ -36,12 +36,13 @@ class LastRowsInOrderOfArrival(Engine):
 @plant("P5-10", served(chunk_size=3))
 class DrawsAfterEveryChunk(Engine):
     def prepare(self, sequences):
-        ends = [sequence.token_ids[sequence.num_cached + sequence.num_scheduled :] for sequence in sequences]
-        for sequence, rest in zip(sequences, ends, strict=True):
-            del sequence.token_ids[len(sequence.token_ids) - len(rest) :]
+        known = [(sequence.prompt_ids, sequence.token_ids) for sequence in sequences]
+        for sequence in sequences:
+            end = sequence.num_cached + sequence.num_scheduled
+            sequence.prompt_ids, sequence.token_ids = sequence.prompt_ids[:end], sequence.token_ids[:end]
         batch = super().prepare(sequences)
-        for sequence, rest in zip(sequences, ends, strict=True):
-            sequence.token_ids += rest
+        for sequence, (prompt_ids, token_ids) in zip(sequences, known, strict=True):
+            sequence.prompt_ids, sequence.token_ids = prompt_ids, token_ids
         return batch
 
 

@@ -143,12 +143,12 @@ def compiled_answer(engine_cls, lab, epsilon=None):
 class Decodes(Engine):
     """Phase 7 with another `attend_and_go_on`."""
 
-    step = staticmethod(attend_and_go_on)
+    decoded = staticmethod(attend_and_go_on)
 
     def compile(self, model):
         super().compile(model)
         if model.decoding is not None:
-            region = self.compilation.compiled(type(self).step)
+            region = self.compilation.compiled(type(self).decoded)
             model.decoding.one = model.decoding.more = region
 
 
@@ -178,22 +178,22 @@ def heads_dealt_in_turn(block, following, x, q, k, v, rotary, layer):
 
 @plant("P7-05", compiled_answer)
 class SeesWhatIsNotThereYet(Decodes):
-    step = staticmethod(unmasked)
+    decoded = staticmethod(unmasked)
 
 
 @plant("P7-05", compiled_answer)
 class ScalesTwice(Decodes):
-    step = staticmethod(scaled_twice)
+    decoded = staticmethod(scaled_twice)
 
 
 @plant("P7-05", compiled_answer)
 class StoresAfterItReads(Decodes):
-    step = staticmethod(stored_after_read)
+    decoded = staticmethod(stored_after_read)
 
 
 @plant("P7-05", compiled_answer)
 class DealsHeadsInTurn(Decodes):
-    step = staticmethod(heads_dealt_in_turn)
+    decoded = staticmethod(heads_dealt_in_turn)
 
 
 @plant("P7-05", compiled_answer)
