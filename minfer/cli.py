@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 import warnings
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -28,6 +29,15 @@ SUMMARIES = {
     "options": "Show the options of a phase and the sampling parameters.",
     "comm": "Measure how fast ranks talk to each other, and its share of a step.",
     "profile": "Show where the time and the memory of some requests go.",
+    "start": "Begin a phase of the course: copy its starter to work/.",
+    "check": "Grade your engine of a phase.",
+    "hint": "Show a hint for a task.",
+    "explain": "Explain a mistake by its code.",
+    "status": "Show how far you are in the course.",
+    "reset": "Begin a phase again; your file is kept.",
+    "replay": "Run one failure again from its receipt.",
+    "grade": "Grade many submissions, each confined in processes of its own.",
+    "export": "Write a students' repository, without the answers.",
     "bench": "Measure phases beside each other and beside their peers.",
     "predict": "Predict the time of steps by a model of their cost, beside published figures.",
     "calibrate": "Measure this machine: what predict and why reckon with.",
@@ -38,6 +48,10 @@ SUMMARIES = {
     "compare": "Run the same requests on two phases, side by side.",
     "course": "Make the starters and diff pages of the course anew.",
 }
+
+COMMANDS = Path(__file__).with_name("commands")
+SUMMARIES = {name: summary for name, summary in SUMMARIES.items() if (COMMANDS / f"{name}.py").is_file()}
+"""A students' repository lacks the commands that need later phases."""
 
 UsageError: Any = typer.BadParameter.__base__  # of everything that is wrong with a command line
 SUCCESS, CLOSED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130

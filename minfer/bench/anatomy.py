@@ -5,12 +5,10 @@ event that it notes, is measured beforehand and taken off. What lies outside of 
 only thing that is reckoned is which part of the products is reading: their bytes at the machine's bandwidth.
 """
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.profiler import record_function
 
@@ -18,20 +16,23 @@ from minfer.bench.contestants import EngineContestant
 from minfer.bench.operators import Operators
 from minfer.bench.sample import Sample
 from minfer.bench.shares import FORWARD
-from minfer.bench.workloads import Workload
+from minfer.bench.workloads import Workload, decode
 from minfer.core.batch import ForwardBatch
-from minfer.core.trace import Trace
+from minfer.core.config import ModelConfig
 from minfer.cost.cost_model import Terms
-from minfer.cost.probes import LAYERS
+from minfer.cost.probes import LAYERS, small
 from minfer.phase6 import QuantizedLinear
 from minfer.phase7.product import PackedLinear
 
 PRODUCT = "minfer::linear"  # `Operators` takes it for a product, with all that is called within
-PROBE = 2000  # operators of which the profiler's own time is taken
+PROBE = 8  # layers of the model that the profiler's own time is taken of
 
 
 def anatomy(contestant: EngineContestant, workload: Workload, event_s: float) -> dict[str, float]:
-    """Seconds of a profiled run's forwards by kind, without the profiler's own; steps; what products must have read."""
+    """Seconds of a profiled run's forwards by kind, without the profiler's own; steps; what products must have read.
+
+    `beside_s`: the seconds of the forwards in a run without the profiler just before.
+    """
     engine: Any = contestant.engine
     forward, ranks = engine.forward, getattr(engine, "ranks", None)
 
@@ -39,6 +40,7 @@ def anatomy(contestant: EngineContestant, workload: Workload, event_s: float) ->
         with record_function(FORWARD):
             return forward(batch)
 
+    beside = contestant.run(workload).facts["forward_s"]
     groups = [ranks.tensor, ranks.world, ranks.host] if ranks else []
     waited = [group.seconds for group in groups]
     engine.forward = marked
@@ -57,6 +59,8 @@ def anatomy(contestant: EngineContestant, workload: Workload, event_s: float) ->
         "steps": steps,
         "calls": seen.calls.total() / steps,
         "forward_s": within,
+        "beside_s": beside,
+        "events": float(seen.events.total()),
         "products_s": max(0.0, seconds.get("products", 0.0) - inside),
         "attention_s": seconds.get("attention", 0.0),
         "cache_s": seconds.get("cache", 0.0),
@@ -92,9 +96,11 @@ def layers_marked(engine: Any) -> Iterator[None]:
 
 
 def terms(facts: dict[str, float], run: Sample, bandwidth: float) -> Terms:
-    """Milliseconds per output token of one unprofiled run's row, by part; they need not add up to what it took."""
-    scale = 1000 / sum(len(times) for times in run.token_times)
-    reading = min(facts["products_s"], facts["steps"] * facts["product_bytes"] / bandwidth)
+    """Milliseconds per output token of a row, by part, as of its run `run`; they need not add up to what that took."""
+    tokens = sum(len(times) for times in run.token_times)
+    drift = run.facts["forward_s"] / facts["beside_s"]  # of the machine, since the row's own runs
+    scale = 1000 * drift / tokens
+    reading = min(facts["products_s"], facts["steps"] * facts["product_bytes"] / bandwidth / drift)
     known = facts["products_s"] + facts["attention_s"] + facts["cache_s"] + facts["communication_s"]
     return Terms(
         weights=scale * reading,
@@ -103,7 +109,7 @@ def terms(facts: dict[str, float], run: Sample, bandwidth: float) -> Terms:
         arithmetic=scale * (facts["products_s"] - reading),
         launches=scale * max(0.0, facts["forward_s"] - known),
         communication=scale * facts["communication_s"],
-        host=scale * (run.duration - run.facts["forward_s"]),
+        host=1000 / tokens * (run.duration - run.facts["forward_s"]),
     )
 
 
@@ -122,25 +128,11 @@ def _bytes_of(layer: Any) -> int:
     return weight.numel() * weight.element_size()
 
 
-def event_seconds() -> float:
-    """What the profiler takes for each event that it notes: small operators with it, and without."""
-    x = torch.ones(4)
-
-    def chain() -> None:
-        for _ in range(PROBE):
-            x.add_(1.0)
-
-    chain()
-    plain = min(_timed(chain) for _ in range(5))
-    profiled = []
-    for _ in range(3):
-        took: list[float] = []
-        records = Trace.of(lambda took=took: took.append(_timed(chain))).records  # type: ignore[misc]
-        profiled.append((took[0] - plain) / max(1, len(records)))
-    return max(0.0, min(profiled))
-
-
-def _timed(work: Any) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+def event_seconds(config: ModelConfig) -> float:
+    """What the profiler takes for each event that it notes: a model of next to no numbers with it, and without."""
+    contestant = EngineContestant(5, small(config, PROBE), num_blocks=16)
+    work = decode(64, 2, 8, 12)
+    contestant.run(work)
+    seen = [anatomy(contestant, work, 0.0) for _ in range(3)]
+    plain, profiled = (min(one[name] for one in seen) for name in ("beside_s", "forward_s"))
+    return max(0.0, (profiled - plain) / seen[0]["events"])

@@ -91,21 +91,29 @@ def in_words(kernels: dict[str, Any]) -> str:
 
 
 def watched(base: Any) -> Any:
-    """A subclass of an engine that adds up the time and the tokens of its forwards."""
+    """A subclass of an engine that adds up the time and the tokens of its forwards.
+
+    An engine that launches a step before the last one is done is not waited for: its forwards are then launches only.
+    """
+    overlaps = hasattr(base, "overlap_usage")
 
     class Watched(base):
         forward_seconds = 0.0
         fed = forwards = 0
 
         def forward(self, batch: ForwardBatch) -> Tensor:
-            self.device.synchronize()
+            self.wait()
             start = self.device.clock()
             logits = super().forward(batch)
-            self.device.synchronize()
+            self.wait()
             self.forward_seconds += self.device.clock() - start
             self.fed += batch.input_ids.numel()
             self.forwards += 1
             return logits
+
+        def wait(self) -> None:
+            if not overlaps:
+                self.device.synchronize()
 
     return Watched
 

@@ -12,11 +12,12 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from minfer.bench import gguf_file, workloads
+from minfer.bench import gguf_file, ledger, workloads
+from minfer.bench.anatomy import event_seconds
 from minfer.bench.contestants import Contestant, EngineContestant
-from minfer.bench.ledger import SCHEMA, entry, environment
 from minfer.bench.llama_cpp_peer import LlamaCppContestant
 from minfer.bench.runner import interleave
+from minfer.bench.step_parts import parts_of_a_step
 from minfer.bench.transformers_peer import TransformersContestant
 from minfer.core.checkpoint import Checkpoint
 from minfer.core.device import Device
@@ -24,7 +25,9 @@ from minfer.core.errors import OptionsError
 from minfer.core.hub import resolve
 from minfer.phase2 import Engine, EngineOptions
 
-NEW = {1: 64, 16: 32, 32: 32}  # tokens to decode, by batch size: a step of many rows takes long enough to be timed
+DECODE = {1: (32, 48), 16: (16, 24), 32: (16, 16)}
+"""By batch size, tokens in and out of each request: few where a step is long, so that all of it takes minutes."""
+
 POOL = 512  # blocks of 16 tokens: more than 32 requests of the longest workload take
 
 
@@ -37,33 +40,101 @@ class Row:
     absent: str = ""
 
 
-def measure(model: str, device: str, repeats: int, only: list[str], console: Console) -> dict[str, Any]:
-    """Run the rows and workloads that `only` names (none: all) on float32 weights; return the ledger."""
-    folder, place = resolve(model), Device.get(device)
-    module = Engine.build_model(Checkpoint(folder), EngineOptions(device=place, dtype="float32"))
-    with TemporaryDirectory(prefix="minfer-bench-") as scratch:
-        rows, tasks = chosen(Rows(module, folder, Path(scratch), place).all(), all_workloads(module), only)
-        absent = {row.name: row.absent for row in rows if row.absent}
-        contestants = [row.make() for row in rows if not row.absent]
-        parts = [entry(task, interleave(contestants, task, repeats, console), absent) for task in tasks]
-        ran = {contestant.name: contestant.effective() for contestant in contestants}
-    return {
-        "schema": SCHEMA,
-        "command": " ".join(["minfer bench fast -m", model, f"--repeats {repeats}", *(f"--only '{o}'" for o in only)]),
-        "model": model,
-        "dtype": "float32",
-        "device": str(place.torch_device),
-        "weight_bytes": sum(parameter.nbytes for parameter in module.parameters()),
-        "environment": environment(),
-        "parts": parts,
-        "ran": ran,
-    }
+class FastBench:
+    """The rows and workloads that `only` names (none: all) on float32 weights, and the ledger that grows with them."""
+
+    def __init__(
+        self, model: str, device: str, repeats: int, only: list[str], out: Path | None, console: Console
+    ) -> None:
+        self.model, self.device, self.repeats, self.only = model, Device.get(device), repeats, only
+        self.folder, self.out, self.console = resolve(model), out, console
+        self.module = Engine.build_model(Checkpoint(self.folder), EngineOptions(device=self.device, dtype="float32"))
+        self.made = self._resumed() or self._begun()
+
+    @property
+    def command(self) -> str:
+        """The command line that makes this ledger."""
+        named = [f"--only '{name}'" for name in self.only]
+        return " ".join(["minfer bench fast -m", self.model, f"--repeats {self.repeats}", *named])
+
+    def _begun(self) -> dict[str, Any]:
+        return {
+            "schema": ledger.SCHEMA,
+            "command": self.command,
+            "model": self.model,
+            "dtype": "float32",
+            "device": str(self.device.torch_device),
+            "weight_bytes": sum(parameter.nbytes for parameter in self.module.parameters()),
+            "environment": ledger.environment(),
+            "finished": False,
+            "parts": [],
+            "ran": {},
+        }
+
+    def _resumed(self) -> dict[str, Any] | None:
+        """What an interrupted run left in the file."""
+        found = ledger.unfinished(self.out, self.command)
+        if found is not None:
+            self.console.print(f"minfer: going on with {self.out}", highlight=False)
+        return found
+
+    def _save(self) -> None:
+        if self.out is not None:
+            ledger.save(self.out, self.made)
+
+    def measure(self) -> dict[str, Any]:
+        """Run what is missing; returns the ledger."""
+        with TemporaryDirectory(prefix="minfer-bench-") as scratch:
+            rows = Rows(self.module, self.folder, Path(scratch), self.device).all()
+            rows, tasks = chosen(rows, all_workloads(self.module), self.only)
+            contestants = [self.load(row) for row in rows if not row.absent]
+            parts = [self.part(task, rows) for task in tasks]
+            for task, part in zip(tasks, parts, strict=True):
+                self.run(contestants, task, part)
+            for task, part in zip(tasks, parts, strict=True):
+                self.look(contestants, task, part)
+        self.made["ran"] = {contestant.name: contestant.effective() for contestant in contestants}
+        self.made["finished"] = True
+        self._save()
+        return self.made
+
+    def load(self, row: Row) -> Contestant:
+        """The contestant of a row."""
+        with self.console.status(f"loading {row.name}"):
+            return row.make()
+
+    def part(self, task: workloads.Workload, rows: list[Row]) -> dict[str, Any]:
+        """The workload's part of the ledger, made where there is none."""
+        parts: list[dict[str, Any]] = self.made["parts"]
+        found = next((part for part in parts if part["workload"] == task.name), None)
+        if found is None:
+            absent = {row.name: row.absent for row in rows if row.absent}
+            found = ledger.entry(task, {row.name: [] for row in rows if not row.absent}, absent)
+            parts.append(found)
+        return found
+
+    def run(self, contestants: list[Contestant], task: workloads.Workload, part: dict[str, Any]) -> None:
+        """One workload, in turn; the ledger is saved after every run."""
+        series = ledger.series(part, self._save)
+        interleave(contestants, task, self.repeats, self.console, series)
+        series.keep()
+
+    def look(self, contestants: list[Contestant], task: workloads.Workload, part: dict[str, Any]) -> None:
+        """Once into a step of each engine."""
+        if "event_s" not in self.made:
+            self.made["event_s"] = event_seconds(self.module.config)  # type: ignore[arg-type]
+        for contestant in contestants:
+            row = ledger.row_of(part, contestant.name)
+            if isinstance(contestant, EngineContestant) and row["samples"] and "step" not in row:
+                with self.console.status(f"{task.name}: looking into {contestant.name}"):
+                    row["step"] = parts_of_a_step(contestant, task, ledger.runs(row), self.made["event_s"])
+                self._save()
 
 
 def all_workloads(module: nn.Module) -> list[workloads.Workload]:
     """Decoding at each batch size, then a long prompt: 512 tokens, or what the model's context holds."""
     config: Any = module.config
-    made = [workloads.decode(config.vocab_size, count, new=new) for count, new in NEW.items()]
+    made = [workloads.decode(config.vocab_size, count, *lengths) for count, lengths in DECODE.items()]
     return [*made, workloads.prefill(config.vocab_size, min(512, config.context - 1))]
 
 
@@ -89,7 +160,7 @@ class Rows:
         self.module, self.folder, self.scratch, self.device = module, folder, scratch, device
 
     def all(self) -> list[Row]:
-        """In the order of the table."""
+        """In the order of the table. Where weights are quantised the head's are too: llama.cpp's files have it so."""
         bfloat16 = torch.bfloat16
         no_card = "" if self.device.torch_device.type == "cuda" else "no CUDA device"
         return [
@@ -98,9 +169,9 @@ class Rows:
             Row("phase 5 fp32", lambda: self.engine(5, "phase 5 fp32")),
             self.changed("phase 7 fp32", 7),
             self.changed("phase 7 fp16", 7, quantization="fp16", quantize_head=True),
-            self.changed("phase 7 int8", 7, bfloat16, quantization="int8"),
+            self.changed("phase 7 int8", 7, bfloat16, quantization="int8", quantize_head=True),
             self.changed("phase 7 int8 rows", 7, quantization="int8", quantize_rows=True, quantize_head=True),
-            self.changed("phase 7 int4", 7, bfloat16, quantization="int4", group_size=32),
+            self.changed("phase 7 int4", 7, bfloat16, quantization="int4", group_size=32, quantize_head=True),
             self.changed("phase 8 fp32", 8, absent=no_card),
         ]
 
@@ -108,7 +179,7 @@ class Rows:
         """`generate` on all requests of a workload at once."""
         name = "transformers fp32"
         absent = "" if find_spec("transformers") else "not installed: pip install transformers"
-        where, batch = self.device.torch_device, max(NEW)
+        where, batch = self.device.torch_device, max(DECODE)
         return Row(name, lambda: TransformersContestant(self.folder, torch.float32, batch, name, where), absent)
 
     def llama_cpp(self, kind: str) -> Row:
@@ -128,4 +199,4 @@ class Rows:
 
     def engine(self, phase: int, name: str, module: nn.Module | None = None, **options: Any) -> EngineContestant:
         """An engine with room for every workload."""
-        return EngineContestant(phase, module or self.module, name, max_batch=max(NEW), num_blocks=POOL, **options)
+        return EngineContestant(phase, module or self.module, name, max_batch=max(DECODE), num_blocks=POOL, **options)

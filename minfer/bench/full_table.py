@@ -15,7 +15,7 @@ from minfer.bench.contestants import Contestant, EngineContestant
 from minfer.bench.fast import Row
 from minfer.bench.figures import figures
 from minfer.bench.guard import Guard
-from minfer.bench.runner import Series, interleave
+from minfer.bench.runner import brief, interleave
 from minfer.bench.variants import BLOCK, VARIANTS, Rows
 from minfer.bench.workloads import batch
 from minfer.core.bandwidth import copy_bandwidth
@@ -68,21 +68,16 @@ class FullTable:
             "environment": ledger.environment(),
             "asked": self.asked,
             "bandwidth": max(reading(self.device), copy_bandwidth(self.device)),
-            "event_s": event_seconds(),
+            "event_s": event_seconds(self.config),
             "finished": False,
             "parts": [ledger.entry(self.workload, {})],
         }
 
     def _resumed(self) -> dict[str, Any] | None:
-        """What an interrupted table left in the file. Raises `OptionsError` for a file of anything else."""
-        if self.out is None or not self.out.exists():
-            return None
-        found = ledger.load(self.out)
-        if found.get("kind") != KIND or found["command"] != command(self.model, self.asked):
-            raise OptionsError(f"--out {self.out} is of {found['command']!r}: name another file, or remove this one")
-        if found["finished"]:
-            raise OptionsError(f"--out {self.out} is finished: name another file, or show it with minfer bench show")
-        self.console.print(f"minfer: going on with {self.out}", highlight=False)
+        """What an interrupted table left in the file."""
+        found = ledger.unfinished(self.out, command(self.model, self.asked))
+        if found is not None:
+            self.console.print(f"minfer: going on with {self.out}", highlight=False)
         return found
 
     def _save(self) -> None:
@@ -96,11 +91,7 @@ class FullTable:
 
     def row(self, name: str) -> dict[str, Any]:
         """The entry of a row, made where there is none."""
-        found = next((row for row in self.part["rows"] if row["name"] == name), None)
-        if found is None:
-            found = {"name": name, "samples": []}
-            self.part["rows"].append(found)
-        return found
+        return ledger.row_of(self.part, name)
 
     # ---- the work ------------------------------------------------------------------------------------------------
 
@@ -149,18 +140,9 @@ class FullTable:
 
     def run(self, contestants: list[Contestant]) -> None:
         """In turn; the ledger is saved after every run."""
-        state = Series({row["name"]: ledger.runs(row) for row in self.part["rows"] if "absent" not in row})
-
-        def keep() -> None:
-            for name, samples in state.samples.items():
-                self.row(name)["samples"] = [sample.as_dict() for sample in samples]
-            for name, reason in state.failed.items():
-                self.row(name).update(samples=[], absent=reason)
-            self._save()
-
-        state.keep = keep
+        state = ledger.series(self.part, self._save)
         interleave(contestants, self.workload, self.asked["repeats"], self.console, state)
-        keep()
+        state.keep()
 
     def look(self, contestants: list[Contestant]) -> None:
         """Once into each row: its parts under the profiler, its memory, its answers beside those of FP32."""
@@ -179,7 +161,7 @@ class FullTable:
     def _look_into(self, contestant: EngineContestant, entry: dict[str, Any], guard: Guard) -> None:
         engine: Any = contestant.engine
         with PeakMemory(self.device) as peak:
-            contestant.run(self.workload)
+            contestant.run(brief(self.workload))
         pool = getattr(engine.cache, "pool", None)
         entry["memory"]["kv_bytes"] = engine.cache.nbytes if pool is None else pool.nbytes
         entry["memory"]["running_bytes"] = peak.bytes

@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from types import MappingProxyType
@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from minfer.bench.runner import Series
 from minfer.bench.sample import Sample
 from minfer.bench.workloads import Workload
-from minfer.core.errors import MinferError
+from minfer.core.errors import MinferError, OptionsError
 
 SCHEMA = "minfer.bench/1"
 
@@ -48,6 +49,46 @@ def entry(
         "output_tokens": workload.output_tokens,
         "rows": [*rows, *({"name": name, "samples": [], "absent": reason} for name, reason in absent.items())],
     }
+
+
+def row_of(part: dict[str, Any], name: str) -> dict[str, Any]:
+    """The entry of a row in a workload's part, made where there is none."""
+    found = next((row for row in part["rows"] if row["name"] == name), None)
+    if found is None:
+        found = {"name": name, "samples": []}
+        part["rows"].append(found)
+    return found
+
+
+def series(part: dict[str, Any], save: Callable[[], None]) -> Series:
+    """A part's runs as a series to go on with; what becomes of it is noted in the part, and saved."""
+    samples = {row["name"]: runs(row) for row in part["rows"] if "absent" not in row}
+    state = Series(samples, {row["name"]: row["absent"] for row in part["rows"] if "absent" in row})
+
+    def keep() -> None:
+        for name, samples in state.samples.items():
+            row_of(part, name)["samples"] = [sample.as_dict() for sample in samples]
+        for name, reason in state.failed.items():
+            row_of(part, name).update(samples=[], absent=reason)
+        save()
+
+    state.keep = keep
+    return state
+
+
+def unfinished(path: Path | None, command: str) -> dict[str, Any] | None:
+    """What an interrupted run of `command` left in the file; None where there is no file.
+
+    Raises `OptionsError` for a file of anything else, or of a run that is finished.
+    """
+    if path is None or not path.exists():
+        return None
+    found = load(path)
+    if found.get("command") != command:
+        raise OptionsError(f"--out {path} is of {found.get('command')!r}: name another file, or remove this one")
+    if found.get("finished", True):
+        raise OptionsError(f"--out {path} is finished: name another file, or show it with minfer bench show")
+    return found
 
 
 def save(path: Path, ledger: dict[str, Any]) -> None:

@@ -68,20 +68,21 @@ def interleave(
     series = series or Strict()
     samples = series.samples
     for contestant in contestants:
-        samples.setdefault(contestant.name, [])
-    brief = replace(workload, requests=[_brief(request) for request in workload.requests])
+        if contestant.name not in series.failed:
+            samples.setdefault(contestant.name, [])
+    short = brief(workload)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress, without_collections():
         task = progress.add_task("", total=(repeats + 1) * len(contestants))
         for contestant in contestants:
             progress.update(task, description=f"{workload.name}: {contestant.name}, warm-up")
-            if len(samples[contestant.name]) < repeats:
-                series.run(contestant, brief)
+            if len(samples.get(contestant.name, [])) < repeats:
+                series.run(contestant, short)
             progress.advance(task)
         for number in range(repeats):
             for contestant in contestants:
                 done = samples.get(contestant.name, [])
-                if _is_due(number, done) and contestant.name not in series.failed:
+                if contestant.name not in series.failed and _is_due(number, done):
                     progress.update(task, description=f"{workload.name}: {contestant.name}, run {number + 1}")
                     if (sample := series.run(contestant, workload)) is not None:
                         done.append(sample)
@@ -106,5 +107,10 @@ def without_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _brief(request: Request) -> Request:
-    return replace(request, params=replace(request.params, max_tokens=min(WARMUP, request.params.max_tokens or 0)))
+def brief(workload: Workload, tokens: int = WARMUP) -> Workload:
+    """All of its requests, which end after a few tokens."""
+    return replace(workload, requests=[_brief(request, tokens) for request in workload.requests])
+
+
+def _brief(request: Request, tokens: int) -> Request:
+    return replace(request, params=replace(request.params, max_tokens=min(tokens, request.params.max_tokens or 0)))

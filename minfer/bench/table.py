@@ -13,6 +13,7 @@ from minfer.bench.sample import Sample, Spread
 
 FACTS = {"tokens fed": ("tokens_fed", 1.0), "host %": ("host_share", 100.0), "KV unused %": ("kv_unused", 100.0)}
 NONE = "–"
+STEP = ("products", "attention", "between", "head", "host")
 
 
 def terminal(ledger: dict[str, Any]) -> list[Table | str]:
@@ -36,7 +37,7 @@ def grids(ledger: dict[str, Any]) -> list[Grid]:
     """One table per workload, then what ran and where the time goes, where the ledger has that."""
     if ledger.get("kind") == "table":
         return full_grid.grids(ledger)
-    made = [grid(part) for part in ledger["parts"]]
+    made = [made for part in ledger["parts"] for made in (grid(part), *parts_of_steps(part))]
     if "ran" in ledger:
         made.append(what_ran(ledger["ran"]))
     if "shares" in ledger:
@@ -56,6 +57,8 @@ def sentences(ledger: dict[str, Any]) -> list[str]:
     if "cold_start_s" in ledger:
         spread = Spread.of(ledger["cold_start_s"])
         said.append(f"cold start: first token of `minfer generate` with the embedded model after {spread} s")
+    if not ledger.get("finished", True):
+        said.append("it is not finished: the same command goes on with it")
     return said
 
 
@@ -69,7 +72,8 @@ def grid(part: dict[str, Any]) -> Grid:
     for row in part["rows"]:
         samples = runs(row)
         if not samples:
-            rows.append([f"{row['name']}: n/a ({row['absent']})", *[NONE] * (len(shown) + len(facts))])
+            reason = row.get("absent", "not run yet")
+            rows.append([f"{row['name']}: n/a ({reason})", *[NONE] * (len(shown) + len(facts))])
             continue
         name = row["name"] + (f", {len(samples)} runs" if len(samples) < most else "")
         figures = [str(Spread.of(map(figure, samples))) for figure in shown.values()]
@@ -101,6 +105,17 @@ def what_ran(ran: dict[str, dict[str, Any]]) -> Grid:
         for name, facts in ran.items()
     ]
     return Grid("what ran", ["", "weights MB", "compiled", "kernels"], rows)
+
+
+def parts_of_steps(part: dict[str, Any]) -> list[Grid]:
+    """What a step's milliseconds go to in each row, where that was looked into."""
+    rows = [
+        [row["name"], *(f"{1000 * row['step'][f'{name}_s']:.1f}" for name in STEP)]
+        for row in part["rows"]
+        if "step" in row
+    ]
+    title = f"{part['workload']}: what a step's time goes to, ms (one profiled run)"
+    return [Grid(title, ["", *STEP], rows)] if rows else []
 
 
 def where_time_goes(shares: dict[str, Any]) -> Grid:

@@ -51,11 +51,11 @@ def fast(
     only: Annotated[
         list[str] | None, typer.Option(help="A row, by how its name begins, or a workload (repeatable).")
     ] = None,
-    out: Out = None,
+    out: Annotated[Path | None, typer.Option(help="The ledger; an unfinished one is gone on with.")] = None,
 ) -> None:
     """Phases 5 to 8, whole and quantised, beside transformers and llama.cpp: decoding 1, 16 and 32, and a prefill."""
     _check(out)
-    _finish(fast_bench.measure(model, device, repeats, only or [], Console(stderr=True)), out)
+    _print(fast_bench.FastBench(model, device, repeats, only or [], out, Console(stderr=True)).measure())
 
 
 @bench.command(name="table")
@@ -64,7 +64,7 @@ def bench_table(
     device: Device = "auto",
     num_prompts: Annotated[int, typer.Option(min=1, help="Requests, all at once.")] = 8,
     input_len: Annotated[int, typer.Option(min=2, help="Tokens of a prompt, up to half more or less.")] = 32,
-    output_len: Annotated[int, typer.Option(min=4, help="Tokens of an answer, up to half more or less.")] = 12,
+    output_len: Annotated[int, typer.Option(min=4, help="Tokens of an answer, up to half more or less.")] = 10,
     repeats: Repeats = 5,
     seed: Annotated[int, typer.Option(help="Of lengths and token ids.")] = 0,
     only: Annotated[list[str] | None, typer.Option(help="A row, by how its name begins (repeatable).")] = None,
@@ -147,7 +147,7 @@ def show(
     made = ledger.load(file)
     _print(made)
     if readme:
-        insert(readme, table.markdown(made))
+        insert(readme, table.markdown(made), made.get("kind", "bench"))
 
 
 def _check(out: Path | None) -> None:

@@ -47,6 +47,8 @@ def bench_serve(
 ) -> None:
     """Send requests to a server that speaks OpenAI's API, and show what their clients saw."""
     slo = parse_slo(goodput) if goodput else None
+    if endpoint.endswith("chat/completions"):
+        raise OptionsError("--endpoint: prompts are token ids, which chats do not take: use /v1/completions")
     _check(save_result)
     prompts = random_prompts(num_prompts, input_len, seed)
     plan = Plan(
@@ -60,8 +62,6 @@ def bench_serve(
         seed,
         {"ignore_eos": True, "stream_options": {"include_usage": True}},
     )
-    if endpoint.endswith("chat/completions"):
-        raise OptionsError("--endpoint: prompts are token ids, which chats do not take: use /v1/completions")
     results = measure(plan, num_warmups)
     figures = {**report(results, slo), "num_prompts": num_prompts, "request_rate": str(request_rate)}
     _show(figures, save_result, f"{plan.model} at {plan.base_url}")

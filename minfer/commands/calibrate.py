@@ -61,6 +61,8 @@ def show(console: Console, made: Hardware) -> None:
     console.print(f"memory {made.bandwidth / 1e9:.1f} GB/s; elementwise operators {made.moved / 1e9:.1f} GB/s")
     rates = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in made.flops.items())
     console.print(f"a large product, GFLOP/s: {rates}")
+    calls = ", ".join(f"{name} {1e6 * took:.0f} µs" for name, took in made.layer.items())
+    console.print(f"the calls of a layer beside products and attention: {calls}")
     console.print(
         f"an operator costs {made.operation * 1e6:.1f} µs; between forwards {made.step * 1e6:.0f} µs a step and "
         f"{made.request * 1e6:.0f} µs a request"

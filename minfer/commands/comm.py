@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minfer.core.errors import OptionsError
-from minfer.phase10.measurement import Figure, StepShare, measure, step_share
+from minfer.phase10.measurement import Figure, Overlap, StepShare, measure_all, step_share
 
 SIZES = [2**power for power in (10, 12, 14, 16, 18, 20, 22, 24)]
 WIDTH = 100
@@ -22,14 +22,16 @@ def comm(
     device: Annotated[str, typer.Option(help="Where they live: auto, cpu (Gloo), cuda (NCCL, a GPU each).")] = "auto",
     sizes: Annotated[list[int] | None, typer.Option("--size", help="Bytes of a message (repeatable).")] = None,
 ) -> None:
-    """Measure AllReduce, Broadcast, Reduce, AllGather and ReduceScatter by message size; and a model's decode step."""
+    """Measure AllReduce, Broadcast, Reduce, AllGather, ReduceScatter, compute beside them, a model's decode step."""
     if ranks < 2:
         raise OptionsError(f"--ranks {ranks}: one rank alone has nobody to talk to: give 2 or more")
     if any(size < 4 * ranks for size in sizes or []):
         raise OptionsError(f"--size {min(sizes or [])}: every rank needs 4 bytes of it: give at least {4 * ranks}")
     share = step_share(model, ranks, device=device) if model else None
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    console.print(table(measure(ranks, sizes or SIZES, device), ranks))
+    figures, overlap = measure_all(ranks, sizes or SIZES, device)
+    console.print(table(figures, ranks))
+    console.print(beside(overlap), highlight=False)
     if model:
         console.print(in_words(model, ranks, share), highlight=False)
 
@@ -47,12 +49,24 @@ def table(figures: list[Figure], ranks: int) -> Table:
     return made
 
 
+def beside(overlap: Overlap) -> str:
+    """What compute hides of communication."""
+    each = (overlap.communication_seconds, overlap.compute_seconds, overlap.both_seconds)
+    communication, compute, both = (f"{1e3 * seconds:.2f} ms" for seconds in each)
+    return (
+        f"Compute beside communication: an AllReduce of {overlap.nbytes:,} bytes takes {communication}, products of "
+        f"matrices {compute}, both at once {both}: {overlap.hidden:.0%} of the shorter is hidden"
+    )
+
+
 def in_words(model: str, ranks: int, share: StepShare | None) -> str:
     """A decode step's time, with the part of it that was communication."""
     if share is None:
         return f"{model}: communication of a step: n/a (on GPUs it runs beside the host: record a profile)"
     step, spent = share.step_seconds * 1e3, share.communication_seconds * 1e3
+    alone = f"{share.alone_seconds * 1e3:.2f} ms"
     return (
         f"{model}, a decode step of one request on {ranks} ranks: {step:.2f} ms, of which {step - spent:.2f} ms "
-        f"compute and {spent:.2f} ms ({share.share:.0%}) in {share.calls} operations between ranks, waiting included"
+        f"compute and {spent:.2f} ms ({share.share:.0%}) in {share.calls} operations between ranks, waiting included. "
+        f"One rank with the threads of all: {alone}; the ranks are {share.speed:.2f} × as fast"
     )

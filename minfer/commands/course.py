@@ -34,10 +34,10 @@ def sync(
 def budget() -> None:
     """What each phase's Engine overrides and adds, beside what phases/course.toml allows."""
     promise = phases_folder() / "course.toml"
-    table = Table("phase", "overridden", "new methods", "lines of code", "too much")
+    table = Table("phase", "class", "overridden", "new methods", "lines of code", "too much")
     for phase in phases():
-        spent = Spent.by(phase)
-        too_much = "; ".join(spent.over(Budget.read(promise, phase)))
-        own = f"{len(spent.overridden)}: {', '.join(spent.overridden)}" if spent.overridden else ""
-        table.add_row(str(phase), own, str(len(spent.added)), str(spent.lines), too_much)
+        for spent in Spent.by(phase):
+            too_much = "; ".join(spent.over(Budget.read(promise, phase)))
+            own = f"{len(spent.overridden)}: {', '.join(spent.overridden)}" if spent.overridden else ""
+            table.add_row(str(phase), spent.name, own, str(len(spent.added)), str(spent.lines), too_much)
     Console().print(table)

@@ -3,7 +3,8 @@
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,6 @@ import minfer
 from minfer import NEWEST_PHASE, SERVING_PHASE
 from minfer.commands.flags import flag_name, given_values, with_flags
 from minfer.commands.phases import engine_class, first_phase, option_fields, options_class
-from minfer.core.device import Device
 from minfer.core.errors import OptionsError
 from minfer.core.extras import require
 from minfer.core.hub import EMBEDDED, resolve
@@ -54,7 +54,6 @@ def serve(
     slo: Annotated[
         str | None, typer.Option(help="What counts as served well: chat, reading, answer, all; or ttft:500,tpot:50.")
     ] = None,
-    replicas: Annotated[int, typer.Option(min=1, help="Engines, each with the whole model; GPUs are dealt out.")] = 1,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line for each request.")] = False,
     **flags: Any,
 ) -> None:
@@ -63,45 +62,55 @@ def serve(
         require(module, extra="serve", purpose="minfer serve")
     from minfer.serve.policy import Aim, Policy
     from minfer.serve.server import Server, listen, url_of
-    from minfer.serve.service import About, Service
+    from minfer.serve.service import Service
     from minfer.serve.slo import parse_slo
 
-    options = _options(phase, flags)
     limits = ServerLimits(**given_values(ServerLimits, flags))
     if policy not in [str(aim) for aim in Aim]:
         raise OptionsError(f"--policy {policy!r}: choose one of {', '.join(Aim)}")
-    root = model if is_random(model) else str(resolve(model))
-    name = served_model_name or (Path(model).name if Path(model).is_dir() and model != EMBEDDED else model)
-    about = About(name, root, phase, minfer.__version__, int(time.time()))
+    options, engine_cls = _options(phase, flags), engine_class(phase)
     service = Service(
-        about,
-        _loads(phase, model, options, replicas),
+        _about(model, served_model_name, phase),
+        [lambda: engine_cls.load(model, **options)],
         Policy(Aim(policy), small_rows, small_prompt),
         limits,
         parse_slo(slo) if slo else None,
     )
     bound = listen(host, port)
-    console = Console(stderr=True)
     _log(quiet)
+    console = Console(stderr=True)
     if host not in LOCAL and not api_key:
         console.print("minfer: warning: other machines can use this server, and no --api-key was given", style="yellow")
+    name = f"{service.about.model}, phase {phase}"
+    with _loading(console, name, url_of(bound)) as when_ready:
+        Server(service, api_key).serve_until_stopped(bound, when_ready)
+
+
+@contextmanager
+def _loading(console: Console, name: str, url: str) -> Iterator[Callable[[], None]]:
+    """A line that shows that something is going on, until the function given is called; then the address."""
     started = time.perf_counter()
-    status = console.status(f"loading {model}, phase {phase} …")
+    status = console.status(f"loading {name} …")
     status.start()
 
     def when_ready() -> None:
         status.stop()
         seconds = time.perf_counter() - started
-        console.print(
-            f"minfer: ready after {seconds:.1f} s: {name}, phase {phase}, at {url_of(bound)}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        console.print(f"minfer: ready after {seconds:.1f} s: {name}, at {url}", highlight=False, soft_wrap=True)
 
     try:
-        Server(service, api_key).serve_until_stopped(bound, when_ready)
+        yield when_ready
     finally:
         status.stop()
+
+
+def _about(model: str, name: str | None, phase: int) -> Any:
+    """What the service says of itself; a folder is known by its last part. Raises `MinferError` for no model."""
+    from minfer.serve.service import About
+
+    root = model if is_random(model) else str(resolve(model))
+    last = Path(model).name if Path(model).is_dir() and model != EMBEDDED else model
+    return About(name or last, root, phase, minfer.__version__, int(time.time()))
 
 
 def _options(phase: int, flags: dict[str, Any]) -> dict[str, Any]:
@@ -115,21 +124,6 @@ def _options(phase: int, flags: dict[str, Any]) -> dict[str, Any]:
             flag = flag_name(option_fields(NEWEST_PHASE)[name])
             raise OptionsError(f"phase {phase} has no {flag}: it comes with phase {first_phase(name)}")
     return options
-
-
-def _loads(phase: int, model: str, options: dict[str, Any], replicas: int) -> list[Callable[[], Any]]:
-    """How each replica is loaded; on GPUs, each on its own: as many cards as it has ranks."""
-    engine_cls = engine_class(phase)
-    if replicas == 1:
-        return [lambda: engine_cls.load(model, **options)]
-    first = Device.get(options.get("device", "auto")).torch_device
-    cards = options.get("tensor_parallel", 1) * options.get("pipeline_parallel", 1)
-
-    def load(number: int) -> Any:
-        place = first.type if first.type == "cpu" else f"{first.type}:{(first.index or 0) + number * cards}"
-        return engine_cls.load(model, **{**options, "device": place})
-
-    return [lambda number=number: load(number) for number in range(replicas)]  # type: ignore[misc]
 
 
 def _log(quiet: bool) -> None:

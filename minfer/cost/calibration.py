@@ -18,7 +18,9 @@ from minfer.cost import probes
 from minfer.cost.hardware import THIS_MACHINE, Hardware, Line
 from minfer.cost.simulation import Nothing
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+FULL, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
+DTYPES = (FULL, HALF, BRAIN)
+LAYERS = 8  # of the small model
 MESSAGES = (2**12, 2**16, 2**20)
 Say = Callable[[str], None]
 
@@ -51,6 +53,8 @@ def calibrate(module: nn.Module, device: Device, title: str, ranks: int, say: Sa
     say("the host's part of a step")
     between = host(config, device)
     made = replace(made, step=between.call, request=between.per)
+    say("the calls of a layer")
+    made = replace(made, layer=layer_calls(config, made, device))
     if ranks > 1:
         say(f"the link between {ranks} ranks")
         made = replace(made, link=link(ranks, device))
@@ -80,6 +84,22 @@ def products(variant: Variant, module: nn.Module, device: Device) -> dict[str, p
     return probes.curves(list(probes.products(engine.model, variant.dtype, device)))
 
 
+def layer_calls(config: Any, known: Hardware, device: Device) -> dict[str, float]:
+    """Of phase 5, and of phase 7, whose regions are compiled where there is a compiler: a decode step of one request on
+    a model of next to no numbers, less what is known of it: the host's part, products, attention and gathering."""
+    made = {}
+    options: dict[int, dict[str, Any]] = {5: {}, 7: {"compiler": "inductor"}}
+    for name, phase, dtype in (("eager", 5, FULL), ("eager in 16 bits", 5, BRAIN), ("fused", 7, FULL)):
+        base = engine_class(phase)
+        model = probes.small(config, LAYERS).to(device.torch_device, dtype)
+        engine = base(model, None, base.Options(num_blocks=8, max_batch=1, **options[phase]))
+        took = decode_step(engine, 1, device) - known.step - known.request
+        took -= probes.small_products(engine.model, dtype, device)
+        calls = known.gather[name_of(dtype)].call + known.decode[name_of(dtype)].call
+        made[name] = max(0.0, took / LAYERS - calls)
+    return made
+
+
 def host(config: Any, device: Device) -> Line:
     """Seconds of a step outside of the forward, and for each request in it: the engine over a model without work."""
     points = [(float(batch), _idle_step(config, device, batch)) for batch in (1, 4, 16)]
@@ -90,9 +110,13 @@ def _idle_step(config: Any, device: Device, batch: int) -> float:
     """Seconds of a decode step of `batch` requests on a model that computes nothing."""
     base = engine_class(5)
     nothing = Nothing(config).to(device.torch_device)
-    engine = base(nothing, None, base.Options(num_blocks=8 * batch, max_batch=batch))
+    return decode_step(base(nothing, None, base.Options(num_blocks=8 * batch, max_batch=batch)), batch, device)
+
+
+def decode_step(engine: Any, batch: int, device: Device) -> float:
+    """The least seconds of a step that decodes one token of each of `batch` requests."""
     params = SamplingParams(max_tokens=60, ignore_eos=True)
-    running = [engine.submit(one.prompt_ids, params) for one in decode(config.vocab_size, batch, 16).requests]
+    running = [engine.submit(one.prompt_ids, params) for one in decode(engine.config.vocab_size, batch, 16).requests]
     for _ in range(4):
         engine.step()
     took = probes.seconds(engine.step, device, most=40)

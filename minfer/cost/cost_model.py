@@ -136,7 +136,10 @@ class CostModel:
         hardware, counted = self.hardware, self.operations(step)
         moved = counted.nbytes / (hardware.moved or hardware.bandwidth)
         if not hardware.asynchronous:  # products and attention have been timed with their calls
-            return counted.others * hardware.operation + moved
+            eager = "eager" if self.formulas.itemsize >= 4 else "eager in 16 bits"
+            layer = hardware.layer.get("fused" if self.setup.phase >= FUSED else eager)
+            calls = counted.others * hardware.operation if layer is None else layer * self.setup.config.num_layers
+            return calls + moved
         config = self.setup.config
         calls = counted.products + counted.others + config.num_layers
         if self.setup.phase >= PAGED:

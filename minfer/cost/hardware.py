@@ -61,6 +61,7 @@ class Hardware:
     reach          the share of the bandwidth that products of quantised weights come to, by format; 1 where absent
     products       by format of weights and part of the model: measured seconds per weight by rows
     gather, decode, prefill      by dtype: a layer's gathering by bytes, its attention by bytes read, or by FLOPs
+    layer          seconds of a layer's calls beside those of products and attention: eager, eager in 16 bits, fused
     step, request  the host's time for a step outside of the forward, and for each request in it
     link           latency and seconds per byte between ranks
     sources        where each figure is from
@@ -80,6 +81,7 @@ class Hardware:
     gather: dict[str, Line] = field(default_factory=dict)
     decode: dict[str, Line] = field(default_factory=dict)
     prefill: dict[str, Line] = field(default_factory=dict)
+    layer: dict[str, float] = field(default_factory=dict)
     step: float = 0.0
     request: float = 0.0
     link: Line | None = None

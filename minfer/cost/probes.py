@@ -1,6 +1,7 @@
 """Probes: small pieces of work, timed alone, whose rates the cost model is made of. No probe is an engine's step."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from minfer.core.attention import Visible, attend
 from minfer.core.config import ModelConfig
 from minfer.core.device import Device
+from minfer.core.models import model_class
 from minfer.cost.hardware import Curve, Line
 from minfer.phase6 import QuantizedLinear
 from minfer.phase7.product import PackedLinear, TransposedLinear
@@ -158,6 +160,24 @@ def operation(device: Device) -> float:
             y = y * x + x
 
     return seconds(chain, device) / 200
+
+
+def small(config: ModelConfig, layers: int) -> Any:
+    """A model of the same kind whose layers have next to no numbers: what it takes is calling its operators."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8}
+    made = replace(config, num_layers=layers, vocab_size=64, windows=(None,) * layers, **sizes)  # type: ignore[arg-type]
+    if config.rope is not None:
+        made = replace(made, rope=replace(config.rope))
+    return model_class(made)(made)
+
+
+@torch.inference_mode()
+def small_products(model: Any, dtype: torch.dtype, device: Device) -> float:
+    """Seconds of calling all products of a small model's layers."""
+    layers = [one for one in model.layers.modules() if isinstance(one, LAYERS)]
+    zeros = partial(torch.zeros, dtype=dtype, device=device.torch_device)
+    inputs = {width: zeros((1, width)) for width in widths(layers)}
+    return seconds(partial(each, layers, inputs), device)
 
 
 def moving(device: Device) -> float:

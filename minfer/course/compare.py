@@ -13,7 +13,8 @@ WORKLOADS: dict[str, Callable[[int], Workload]] = {
     "mixed": lambda vocab_size: mixed(vocab_size, count=12, low=8, high=48),
     "prefix": lambda vocab_size: shared_prefix(vocab_size, count=8, prefix=96, own=8, new=8),
 }
-WARMUP = 4  # tokens of a first request, which is not counted
+WARMUP = [3, 3, 3, 3]
+"""A first request, which is not counted; it shares no beginning with another."""
 
 
 @dataclass
@@ -37,8 +38,7 @@ class Effect:
             raise OptionsError(f"workload {workload!r} is unknown: use one of {', '.join(WORKLOADS)}")
         engine = engine_class(phase).load(model, device="cpu")
         requests = WORKLOADS[workload](engine.config.vocab_size).requests
-        first = requests[0]
-        engine.generate([first.prompt_ids], [_brief(first.params)])
+        engine.generate([WARMUP], replace(requests[0].params, max_tokens=len(WARMUP)))
         effect = cls(phase)
         effect.watch(engine)
         sequences = engine.sequences([one.prompt_ids for one in requests], [one.params for one in requests])
@@ -88,7 +88,3 @@ class Effect:
 def shown(value: float) -> str:
     """A figure as people write it."""
     return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:.1f}"
-
-
-def _brief(params: Any) -> Any:
-    return replace(params, max_tokens=WARMUP)

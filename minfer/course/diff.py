@@ -117,13 +117,15 @@ class PhaseDiff:
     def of(cls, before: int, after: int) -> "PhaseDiff":
         """`before` 0: from nothing. Raises `MinferError` unless `after` is built on `before`."""
         lineage = Lineage.of(after)
-        if before not in (0, *lineage.phases[:-1]):
-            known = ", ".join(map(str, lineage.phases[:-1])) or "nothing"
+        older = [phase for phase in dict.fromkeys(lineage.phases) if phase < after]
+        if before not in (0, *older):
+            known = ", ".join(map(str, older)) or "nothing"
             raise MinferError(f"phase {after} is not built on phase {before}: it is built on {known}")
         names = dict.fromkeys(name for one in lineage.since(before) for name in one.members)
         newest = [lineage.versions(name)[-1] for name in names]
         methods = [_method(lineage, member, before) for member in newest if member.is_method]
-        modules = [module for one in lineage.since(before) for module in modules_of(one.phase)]
+        later = dict.fromkeys(one.phase for one in lineage.since(before))
+        modules = [module for phase in later for module in modules_of(phase)]
         classes = {id(one.node) for one in [*lineage.ancestors, *options_of(lineage).ancestors]}
         nouns = [
             Noun(statement)
@@ -158,7 +160,7 @@ def hidden(text: str) -> str:
 def _method(lineage: Lineage, member: Member, before: int) -> MethodDiff:
     runs = []
     for called in dict.fromkeys(member.calls_inherited):
-        older = lineage.up_to(member.owner.phase - 1).find(called)
+        older = lineage.below(member.owner).find(called)
         if older is not None:
             runs.append(older)
     return MethodDiff(member, lineage.up_to(before).find(member.name), runs)

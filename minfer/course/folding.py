@@ -38,7 +38,7 @@ class Folding:
         self.used.append(member)
         text = self.text_of(member)
         for called in dict.fromkeys(member.calls_inherited):
-            below = [one for one in self.lineage.versions(called) if one.owner.phase < member.owner.phase]
+            below = self.lineage.below(member.owner).versions(called)
             if below:
                 text = self._without_super(text, called, below, member)
         return text

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,24 +16,33 @@ FOLDER = re.compile(r"phase(\d+)")
 
 
 class Graded:
-    """`pytest.main([...], plugins=[Graded(cls)])` grades a class that is in memory."""
+    """`pytest.main([...], plugins=[Graded(cls)])` grades a class that is in memory.
 
-    def __init__(self, engine_cls: type) -> None:
-        self.engine_cls = engine_cls
+    `asks_suspects`: whether planted mistakes are tried on what fails; not when the class is one of them itself.
+    """
+
+    def __init__(self, engine_cls: type, asks_suspects: bool = False) -> None:
+        self.engine_cls, self.asks_suspects = engine_cls, asks_suspects
         self.__name__ = GRADED  # the name that pytest registers it under
 
 
 @dataclass
 class Grading:
-    """What one run grades: `spec` names a file or module, `given` is a class in memory; neither: the reference."""
+    """What one run grades: `spec` names a file, folder or module, `given` is a class in memory; neither: the reference.
+
+    `phases` are those whose tests were named, `hidden` a folder of more tests.
+    """
 
     spec: str | None
-    given: type | None
+    given: Graded | None
     seed: int
+    phases: Sequence[int] = ()
+    hidden: Path | None = None
     loaded: dict[int, type] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.target = Target.parse(self.spec) if self.spec and self.given is None else None
+        self.targets = [self.target.at(n) for n in self.phases or (0,)] if self.target else []
         self.described = self._describe()
 
     @property
@@ -40,22 +50,42 @@ class Grading:
         """Whether no student's work is graded."""
         return self.given is None and (self.target is None or self.target.is_reference)
 
+    @property
+    def asks_suspects(self) -> bool:
+        """Whether planted mistakes are tried on what fails."""
+        return not self.is_reference and (self.given is None or self.given.asks_suspects)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What is graded, for a report."""
+        about = {"spec": self.spec or "", "described": self.described, "sha": "-".join(t.sha for t in self.targets)}
+        return about | ({"file": str(self.targets[0].path())} if len(self.targets) == 1 else {})
+
     def describe(self) -> str:
         """What is graded, in words."""
         return self.described
 
     def _describe(self) -> str:
         if self.given is not None:
-            return f"a class in memory: {in_words(self.given)}"
-        return self.target.describe() if self.target else "the REFERENCE: minfer.phaseN.Engine for tests/phaseN"
+            return f"a class in memory: {in_words(self.given.engine_cls)}"
+        if self.target is None:
+            return "the REFERENCE: minfer.phaseN.Engine for tests/phaseN"
+        return "; ".join(target.describe() for target in self.targets)
 
     def engine_cls(self, phase: int) -> type:
         """The class, to be graded as `phase`. Raises `Refused`."""
         if self.given is not None:
-            return self.given
+            return self.given.engine_cls
         if phase not in self.loaded:
-            self.loaded[phase] = self.target.load(phase) if self.target else reference(phase)
+            self.loaded[phase] = self.target.at(phase).load(phase) if self.target else reference(phase)
         return self.loaded[phase]
+
+    def phase_of(self, path: Path) -> int:
+        """The phase whose test the file is; a hidden one that is in no folder phaseN is of the one that is graded."""
+        if self.hidden is not None and path.is_relative_to(self.hidden) and len(self.phases) == 1:
+            inside = path.relative_to(self.hidden)
+            return phase_of(inside) if FOLDER.search(str(inside.parent)) else self.phases[0]
+        return phase_of(path)
 
 
 def reference(phase: int) -> type:
@@ -69,6 +99,12 @@ def phase_of(path: Path) -> int:
         if match := FOLDER.fullmatch(part):
             return int(match[1])
     raise Refused(f"{path} asks for engine_cls, but is in no folder tests/phaseN, which says which phase is graded")
+
+
+def phases_named(arguments: Sequence[str]) -> list[int]:
+    """The phases whose folders are among pytest's arguments, in order."""
+    found = (FOLDER.fullmatch(part) for argument in arguments for part in Path(argument.partition("::")[0]).parts)
+    return sorted({int(match[1]) for match in found if match})
 
 
 def in_words(engine_cls: type) -> str:

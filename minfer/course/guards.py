@@ -1,6 +1,8 @@
 """Guards around the loading of a file that is to be graded: no later phase, no network, no work, no endless loop."""
 
 import importlib.abc
+import os
+import re
 import signal
 import socket
 import sys
@@ -11,9 +13,13 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
 
+import minfer
 from minfer.course.outline import PHASE
 
 LOAD_SECONDS = 20
+SOURCES = re.escape(os.path.dirname(os.path.abspath(minfer.__file__)))
+ANSWERS = re.compile(rf"{SOURCES}[/\\]phase(\d+)[/\\]")
+MUTANTS = re.compile(r"tests[./\\]mutants\b")
 
 
 class Forbidden(Exception):
@@ -35,9 +41,38 @@ class PhaseBlocker(importlib.abc.MetaPathFinder):
         return None
 
     def blocks(self, name: str) -> bool:
-        """Whether the module belongs to a phase that must not be seen."""
+        """Whether the module belongs to a phase that must not be seen, or to the right engines of another make."""
         match = PHASE.match(name)
-        return match is not None and int(match[1]) >= self.phase
+        return bool(MUTANTS.match(name)) or (match is not None and int(match[1]) >= self.phase)
+
+    def hides(self, path: str) -> bool:
+        """Whether the file is the source of what is blocked."""
+        match = ANSWERS.match(path)
+        return bool(MUTANTS.search(path)) or (match is not None and int(match[1]) >= self.phase)
+
+
+class OpenFiles:
+    """Watches, once there is a blocker, what is opened. Python has no way to take such a watch away again."""
+
+    def __init__(self) -> None:
+        self.blockers: list[PhaseBlocker] = []
+        self.watching = False
+
+    def watch(self) -> None:
+        """Begin; idempotent."""
+        if not self.watching:
+            sys.addaudithook(self._note)
+            self.watching = True
+
+    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or not self.blockers or not isinstance(arguments[0], str):
+            return
+        path = os.path.abspath(arguments[0])
+        if self.blockers[-1].hides(path):
+            raise Forbidden(f"opens {path}, the answer to what is graded: it is to be written, not read")
+
+
+OPEN_FILES = OpenFiles()
 
 
 @contextmanager
@@ -53,6 +88,19 @@ def phases_blocked(phase: int) -> Iterator[None]:
     finally:
         sys.meta_path.remove(blocker)
         sys.modules.update(hidden)
+
+
+@contextmanager
+def answers_hidden(phase: int) -> Iterator[None]:
+    """Make `minfer.phaseM`, M >= phase, impossible to import and to read."""
+    blocker = PhaseBlocker(phase)
+    OPEN_FILES.watch()
+    with phases_blocked(phase):
+        OPEN_FILES.blockers.append(blocker)
+        try:
+            yield
+        finally:
+            OPEN_FILES.blockers.remove(blocker)
 
 
 @contextmanager
@@ -86,14 +134,14 @@ def no_forward() -> Iterator[None]:
 
 
 @contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise after so many seconds, where the system has timers and this is the main thread."""
+def time_limit(seconds: float, message: str) -> Iterator[None]:
+    """Raise `Forbidden` after so many seconds, where the system has timers and this is the main thread."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        raise Forbidden(f"takes more than {seconds:g} s to import: put work under `if __name__ == '__main__':`")
+        raise Forbidden(message)
 
     handler = signal.signal(signal.SIGALRM, stop)
     left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -104,12 +152,22 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
+def preload() -> None:
+    """Import what the first test would: a time limit that strikes within an import leaves half a module behind."""
+    import torch._dynamo
+
+    import minfer.course.lab
+
+    del torch, minfer
+
+
 @contextmanager
 def import_guards(phase: int, seconds: float) -> Iterator[None]:
     """All of them, for a file that is graded as `phase`."""
     with ExitStack() as guards:
         guards.enter_context(no_forward())  # imports torch, which must not count against the file's time
-        guards.enter_context(phases_blocked(phase))
+        guards.enter_context(answers_hidden(phase))
         guards.enter_context(no_network())
-        guards.enter_context(time_limit(seconds))
+        late = f"takes more than {seconds:g} s to import: put work under `if __name__ == '__main__':`"
+        guards.enter_context(time_limit(seconds, late))
         yield

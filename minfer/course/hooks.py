@@ -11,7 +11,7 @@ def hooks() -> dict[str, list[int]]:
     """Method of phase 1 that is overridden -> the phases that define it; in the order of phase 1."""
     lineages = [Lineage.of(phase) for phase in phases()]
     names = [name for name, one in Lineage.of(FIRST).youngest.members.items() if one.is_method and name != CONSTRUCTOR]
-    found = {name: [one.youngest.phase for one in lineages if name in one.youngest.members] for name in names}
+    found = {name: [one.youngest.phase for one in lineages if name in one.own(one.youngest.phase)] for name in names}
     return {name: where for name, where in found.items() if len(where) > 1}
 
 
@@ -20,7 +20,7 @@ def later_methods() -> dict[str, list[int]]:
     first = Lineage.of(FIRST).youngest.members
     where: dict[str, list[int]] = {}
     for phase in phases():
-        for name, member in Lineage.of(phase).youngest.members.items():
+        for name, member in Lineage.of(phase).own(phase).items():
             if member.is_method and name not in first:
                 where.setdefault(name, []).append(phase)
     return {name: found for name, found in where.items() if len(found) > 1}

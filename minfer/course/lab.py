@@ -6,7 +6,6 @@ file and a planted bug. Everything is drawn from the lab's seed: there is nothin
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +30,24 @@ FIRST_TEXT_ID = 4
 
 
 class Lab:
-    """Everything that a graded test needs. `new_folder` gives a fresh, empty folder."""
+    """Everything that one graded test needs. `new_folder` gives a fresh, empty folder.
+
+    What it draws depends on the seed and on the test's name, not on which tests ran before.
+    """
 
     eos = EOS
 
-    def __init__(self, seed: int, new_folder: Callable[[], Path]) -> None:
-        self.seed, self.new_folder = seed, new_folder
+    def __init__(self, seed: int, new_folder: Callable[[], Path], test: str = "") -> None:
+        self.seed, self.new_folder, self.test = seed, new_folder, test
         self.sizes = Sizes.draw(seed)
         self.families = tuple(family_facts(self.sizes))
-        self._random = random.Random(seed)
-        self._numbers = count()
+        self._random = random.Random(f"{seed} {test}")
 
     # ---- models and prompts --------------------------------------------------------------------------------------
 
-    def model(self, family: str = "llama") -> TinyModel:
+    def model(self, family: str = "llama", layers: int = 2) -> TinyModel:
         """The family's tiny model."""
-        return tiny_model(family, self.seed)
+        return tiny_model(family, self.seed, layers)
 
     def prompt(self, model: TinyModel, length: int, steps: int = 0, margin: float = 0.0) -> list[int]:
         """`length` token ids; with `steps`, such that each greedy step's best logit leads by `margin`."""
@@ -140,8 +141,10 @@ class Lab:
         """Fail with one screen unless the two agree; arrays row by row, of which each is a `what`."""
         __tracebackhide__ = True
         found = difference(got, want, what, tolerance)
+        if isinstance(got, NotImplementedError):
+            raise got
         if found:
-            raise Mismatch(code, did, expected=found[0], got=found[1], hint=hint)
+            raise Mismatch(code, did, expected=found[0], got=found[1], hint=hint, evidence=got)
 
     def check(self, condition: bool, code: str, did: str, expected: str, got: str, hint: str = "") -> None:
         """Fail with one screen unless `condition`."""
@@ -175,7 +178,8 @@ class Lab:
         if failed:
             first = next(iter(failed.values()))
             fails = f"{len(failed)} of {len(names)} fail: {', '.join(failed)}"
-            raise Mismatch(first.code, first.did, first.expected, f"{first.got} ({fails})", first.hint)
+            got = f"{first.got} ({fails})"
+            raise Mismatch(first.code, first.did, first.expected, got, first.hint, first.evidence)
 
     def raises(self, kind: type[Exception], call: Callable[[], Any], code: str, did: str, hint: str = "") -> str:
         """Fail unless `call` raises `kind`; returns the message."""

@@ -4,18 +4,20 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import linecache
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
 from minfer.course.guards import LOAD_SECONDS, Forbidden, import_guards
+from minfer.course.notebook import SUFFIX, NotANotebook
 from minfer.course.outline import PHASE, Outline
 
 CLASS = "Engine"
-CLOSE = 0.75
+CLOSE = 0.76
 """How alike a method's name must be to a hook's to be taken for a misspelling of it (difflib's ratio)."""
 
 
@@ -25,7 +27,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """`FILE.py[:Class]` or `module:Class`."""
+    """`FILE.py[:Class]`, `NOTEBOOK.ipynb[:Class]`, `module:Class`, or a FOLDER, whose `phaseN` file is meant."""
 
     spec: str
     where: str
@@ -44,6 +46,20 @@ class Target:
         """Whether a file is meant, not a module."""
         return Path(self.where).suffix in LOADERS
 
+    def at(self, phase: int) -> "Target":
+        """Of a folder its file for the phase, else the target itself. Raises `Refused` if there is none."""
+        folder = Path(self.where)
+        if not folder.is_dir():
+            return self
+        wanted = [folder / f"phase{phase}{suffix}" for suffix in LOADERS]
+        files = sorted(path for path in folder.iterdir() if path.suffix in LOADERS and path.is_file())
+        found = [path for path in wanted if path.is_file()] or (files if len(files) == 1 else [])
+        if not found:
+            there = ", ".join(path.name for path in files) or "no Python file and no notebook"
+            names = " or ".join(path.name for path in wanted) if phase else "one file for each of tests/phaseN"
+            raise Refused(f"--engine {self.spec}: the folder has no {names} (there: {there})")
+        return replace(self, where=str(found[0]))
+
     def path(self) -> Path:
         """The source file. Raises `Refused` if there is none."""
         path = Path(self.where) if self.is_file else self._module_path()
@@ -55,7 +71,7 @@ class Target:
     def _module_path(self) -> Path:
         if Path(self.where).exists() or "/" in self.where:
             kinds = ", ".join(f"FILE{suffix}" for suffix in LOADERS)
-            raise Refused(f"--engine {self.spec}: give {kinds} with an optional :Class, or module:Class")
+            raise Refused(f"--engine {self.spec}: give {kinds} with an optional :Class, a folder, or module:Class")
         try:
             found = importlib.util.find_spec(self.where)
         except (ImportError, ValueError):
@@ -69,11 +85,24 @@ class Target:
         """Whether it is minfer's own: then there is nothing to refuse."""
         return self.where.split(".")[0] == "minfer"
 
+    @property
+    def sha(self) -> str:
+        """The short hash of the source. Raises `Refused`."""
+        return self.outline().sha
+
+    def outline(self) -> Outline:
+        """What the source says about itself. Raises `Refused`."""
+        path = self.path()
+        try:
+            return Outline.read(path)
+        except NotANotebook as error:
+            raise Refused(f"{path}: {error}") from error
+
     def describe(self) -> str:
         """In words: which class, where, which version of the file, on which base."""
-        outline = Outline.read(self.path())
+        outline = self.outline()
         found = outline.find_class(self.class_name)
-        place = f"line {found.lineno}, " if found else ""
+        place = f"{outline.place(found.lineno)}, " if found else ""
         base = f", base {outline.base_of(found)}" if found else ""
         what = "the REFERENCE " if self.is_reference else ""
         return f"{what}{self.where}:{self.class_name} ({place}sha {outline.sha}{base})"
@@ -82,16 +111,18 @@ class Target:
         """The class, to be graded as `phase`; its file may take `seconds` to import. Raises `Refused`."""
         if self.is_reference:
             return _class_in(importlib.import_module(self.where), self)
-        outline = Outline.read(self.path())
+        outline = self.outline()
         refuse_syntax_error(outline)
         refuse_later_phases(outline, phase)
         try:
             with import_guards(phase, seconds):
                 module = LOADERS[outline.path.suffix](outline.path) if self.is_file else self._import()
         except Forbidden as error:
-            raise Refused(f"{outline.path}{_line_in(outline.path, error)} {error}") from error
-        except Exception as error:
-            where = _line_in(outline.path, error)
+            raise Refused(f"{outline.path}{_line_in(outline, error)} {error}") from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit, and pytest's own outcomes
+            where = _line_in(outline, error)
             raise Refused(f"{outline.path}{where} fails while it is imported: {_one_line(error)}") from error
         engine_cls = _class_in(module, self)
         refuse_ancestors(engine_cls, phase, outline.path)
@@ -117,14 +148,26 @@ def import_file(path: Path) -> ModuleType:
     return module
 
 
-LOADERS: dict[str, Callable[[Path], ModuleType]] = {".py": import_file}
+def import_notebook(path: Path) -> ModuleType:
+    """Run what a notebook defines as a module; its lines can be shown in tracebacks."""
+    outline = Outline.read(path)
+    assert outline.tree is not None
+    module = ModuleType(f"graded_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    linecache.cache[str(path)] = (len(outline.text), None, outline.text.splitlines(keepends=True), str(path))
+    exec(compile(outline.tree, str(path), "exec"), vars(module))
+    return module
+
+
+LOADERS: dict[str, Callable[[Path], ModuleType]] = {".py": import_file, SUFFIX: import_notebook}
 """A file's ending -> how to make a module of it."""
 
 
 def refuse_syntax_error(outline: Outline) -> None:
     """Raise `Refused` if the file does not parse."""
     if outline.error:
-        raise Refused(f"{outline.path}, line {outline.error.lineno}: {outline.error.msg}")
+        raise Refused(f"{outline.path}, {outline.place(outline.error.lineno or 1)}: {outline.error.msg}")
 
 
 def refuse_later_phases(outline: Outline, phase: int) -> None:
@@ -132,8 +175,9 @@ def refuse_later_phases(outline: Outline, phase: int) -> None:
     for line, number in outline.phases_imported():
         if number >= phase:
             raise Refused(
-                f"{outline.path}, line {line}: minfer.phase{number} is the answer to what is graded (phase {phase}); "
-                f"build on minfer.phase{phase - 1}" + ("" if phase > 1 else " … that is, on minfer.core")
+                f"{outline.path}, {outline.place(line)}: minfer.phase{number} is the answer to what is graded "
+                f"(phase {phase}); build on minfer.phase{phase - 1}"
+                + ("" if phase > 1 else " … that is, on minfer.core")
             )
 
 
@@ -177,10 +221,10 @@ def _class_in(module: ModuleType, target: Target) -> type:
     raise Refused(f"{target.where} defines no class {target.class_name!r}{hint}")
 
 
-def _line_in(path: Path, error: BaseException) -> str:
+def _line_in(outline: Outline, error: BaseException) -> str:
     """The last line of the file that was running when the error came."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-    return f", line {frames[-1].lineno}," if frames else ""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == outline.path]
+    return f", {outline.place(frames[-1].lineno or 1)}," if frames else ""
 
 
 def _one_line(error: BaseException) -> str:

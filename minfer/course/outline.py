@@ -6,12 +6,17 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from minfer.course import notebook
+
 PHASE = re.compile(r"minfer\.phase(\d+)\b")
 
 
 @dataclass
 class Outline:
-    """The classes, imports and attribute names of one Python file. `tree` is None where its syntax is wrong."""
+    """The classes, imports and attribute names of one Python file or notebook.
+
+    `tree` is None where its syntax is wrong; of a notebook it holds what is run.
+    """
 
     path: Path
     text: str
@@ -22,10 +27,12 @@ class Outline:
 
     @classmethod
     def read(cls, path: Path) -> "Outline":
-        """Parse the file; a syntax error is kept, not raised."""
-        outline = cls(path, path.read_text(encoding="utf-8", errors="replace"))
+        """Parse the file; a syntax error is kept, not raised. Raises `NotANotebook`."""
+        is_notebook = path.suffix == notebook.SUFFIX
+        text = notebook.Notebook.read(path).code if is_notebook else path.read_text(encoding="utf-8", errors="replace")
+        outline = cls(path, text)
         try:
-            outline.tree = ast.parse(outline.text, str(path))
+            outline.tree = notebook.definitions(text, str(path)) if is_notebook else ast.parse(text, str(path))
         except SyntaxError as error:
             outline.error = error
             return outline
@@ -41,6 +48,10 @@ class Outline:
     def sha(self) -> str:
         """A short hash of the text, to tell one version from another."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:8]
+
+    def place(self, line: int) -> str:
+        """ "line 12", or "cell 3, line 2"."""
+        return notebook.place(self.text, line) if self.path.suffix == notebook.SUFFIX else f"line {line}"
 
     def find_class(self, name: str) -> ast.ClassDef | None:
         """The top-level class of that name."""

@@ -1,21 +1,23 @@
 """The pytest plugin that grades an engine: `pytest tests/phase3 --engine my.py:Engine`.
 
 Tests in `tests/phaseN` are functions of two fixtures: `engine_cls`, the class that is graded, and `lab`. Without
-`--engine` they run on the reference, `minfer.phaseN.Engine`. The first line of every run says which.
+`--engine` they run on the reference, `minfer.phaseN.Engine`. The first line of every run says which; what each test
+is worth and what it came to is the business of `marking`.
 """
 
 import os
 from collections.abc import Generator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minfer.course.grading import GRADED, Grading, phase_of
-from minfer.course.guards import phases_blocked
+from minfer.course.grading import GRADED, Grading, phases_named
+from minfer.course.guards import answers_hidden, phases_blocked, preload
 from minfer.course.loading import Refused
-from minfer.course.verdict import Mismatch
+from minfer.course.marking import NAME, Marking, is_graded, versions
+from minfer.course.outputs import Outputs, write_csv, write_gradescope, write_report
+from minfer.course.report import Report
 
 if TYPE_CHECKING:
     from minfer.course.lab import Lab
@@ -26,32 +28,61 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 DEFAULT_SEED = 17
 GRADING = pytest.StashKey[Grading]()
+WRITERS = {"report": write_report, "gradescope": write_gradescope, "csv": write_csv}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--engine` and `--seed`."""
+    """What is graded, and what is written about it."""
     group = parser.getgroup("minfer", "grading an engine")
-    group.addoption(
+    add = group.addoption
+    add(
         "--engine",
         metavar="WHAT",
-        help="what to grade: FILE.py[:Class] or module:Class; default: $MINFER_ENGINE, or the reference",
+        help="what to grade: FILE.py[:Class], NOTEBOOK.ipynb[:Class], module:Class, or a FOLDER with phaseN.py; "
+        "default: $MINFER_ENGINE, or the reference",
     )
-    group.addoption(
-        "--seed", type=int, default=DEFAULT_SEED, help=f"draws sizes, weights and prompts (default {DEFAULT_SEED})"
-    )
+    add("--seed", type=int, default=DEFAULT_SEED, help=f"draws sizes, weights and prompts (default {DEFAULT_SEED})")
+    add("--hidden", type=Path, metavar="DIR", help="more tests, each marked @pytest.mark.points(N)")
+    add("--report", type=Path, metavar="FILE", help="write minfer.json: every test, its points and its message")
+    add("--gradescope", type=Path, metavar="FILE", help="write Gradescope's results.json")
+    add("--csv", type=Path, metavar="FILE", help="write a line for each test")
+    add("--journal", type=Path, metavar="FILE", help="append what happens as it happens, one JSON object a line")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Find out what is graded; a file or module that is not there ends the run here."""
-    spec = config.getoption("--engine") or os.environ.get("MINFER_ENGINE")
-    given = config.pluginmanager.get_plugin(GRADED)
+    option = config.option
+    spec = option.engine or os.environ.get("MINFER_ENGINE")
+    hidden = option.hidden.resolve() if option.hidden else None
+    files = [(getattr(option, name).resolve(), write) for name, write in WRITERS.items() if getattr(option, name)]
+    if (files or option.journal) and getattr(option, "numprocesses", None):
+        raise pytest.UsageError("results are written by one process: leave --numprocesses out")
+    outputs = Outputs(files, option.journal)
+    phases = phases_named(config.args)
     try:
-        grading = Grading(spec, given.engine_cls if given else None, config.getoption("--seed"))
-        config.stash[GRADING] = grading
+        grading = Grading(spec, config.pluginmanager.get_plugin(GRADED), option.seed, phases, hidden)
     except Refused as refusal:
-        raise pytest.UsageError(str(refusal)) from refusal
-    if not grading.is_reference and getattr(config.option, "tbstyle", None) == "auto":
-        config.option.tbstyle = "short"  # the student's frames, not the grader's
+        _refuse(outputs, Report({"spec": spec or "", "described": spec or "", "sha": ""}, option.seed, {}), refusal)
+    config.stash[GRADING] = grading
+    config.pluginmanager.register(Marking(grading, outputs, config.rootpath), NAME)
+    if hidden is not None:
+        _add_hidden(config, hidden)
+    if not grading.is_reference and getattr(option, "tbstyle", None) == "auto":
+        option.tbstyle = "short"  # the student's frames, not the grader's
+
+
+def _refuse(outputs: Outputs, report: Report, refusal: Refused) -> None:
+    """End the run: nothing can be graded; what was asked for is written all the same."""
+    report.note = f"refused: {refusal}"
+    report.versions = versions()
+    outputs.refused(report)
+    raise pytest.UsageError(str(refusal)) from refusal
+
+
+def _add_hidden(config: pytest.Config, hidden: Path) -> None:
+    if not any(hidden.glob("**/test_*.py")):
+        raise pytest.UsageError(f"--hidden {hidden}: there is no test_*.py in it")
+    config.args.append(str(hidden))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -60,7 +91,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
         grading = session.config.stash[GRADING]
-        reporter.write_line(f"grading {grading.describe()}, seed {grading.seed}, torch {_torch_version()}")
+        reporter.write_line(f"grading {grading.describe()}, seed {grading.seed}, torch {versions()['torch']}")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -68,68 +99,41 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     grading = session.config.stash[GRADING]
     if session.config.option.collectonly:
         return
-    graded = [item.path for item in session.items if "engine_cls" in getattr(item, "fixturenames", ())]
+    if not grading.is_reference:
+        preload()
     try:
-        for phase in sorted({phase_of(path) for path in graded}):
+        for phase in sorted({grading.phase_of(item.path) for item in session.items if is_graded(item)}):
             grading.engine_cls(phase)
     except Refused as refusal:
-        raise pytest.UsageError(str(refusal)) from refusal
+        marking: Any = session.config.pluginmanager.get_plugin(NAME)
+        _refuse(marking.outputs, marking.report, refusal)
 
 
 @pytest.fixture
 def engine_cls(request: pytest.FixtureRequest) -> type:
     """The class that is graded, for the phase whose folder the test is in."""
     grading = request.config.stash[GRADING]
-    return grading.engine_cls(phase_of(request.path))
+    return grading.engine_cls(grading.phase_of(request.path))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> "Lab":
-    """The seeded laboratory; the first test that needs it imports torch."""
+    """The seeded laboratory of this test; the first test that needs one imports torch."""
     import torch
 
     from minfer.course.lab import Lab
 
     torch.set_num_threads(1)  # tiny models are slower on several, and a grade must not depend on their number
-    return Lab(request.config.stash[GRADING].seed, lambda: tmp_path_factory.mktemp("model"))
+    seed = request.config.stash[GRADING].seed
+    return Lab(seed, lambda: tmp_path_factory.mktemp("model"), request.node.name)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Grade a student's file without the phases that are not to be seen, even where a method imports them."""
+    """Grade a student's file without the answers, even where a method asks for them; no test needs a later phase."""
     grading = item.config.stash[GRADING]
-    if grading.is_reference or grading.given or "engine_cls" not in getattr(item, "fixturenames", ()):
+    if grading.given or not is_graded(item):
         return (yield)
-    with phases_blocked(phase_of(item.path)):
+    phase = grading.phase_of(item.path)
+    with phases_blocked(phase + 1) if grading.is_reference else answers_hidden(phase):
         return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failed check is shown as one screen; what a student has not written yet is shown as that."""
-    report = yield
-    if call.excinfo is not None and "engine_cls" in getattr(item, "fixturenames", ()):
-        error = call.excinfo.value
-        again = f"  again     {_again(item)}"
-        if isinstance(error, Mismatch):
-            report.longrepr = f"{error}\n{again}"
-        elif isinstance(error, NotImplementedError):
-            report.longrepr = f"todo: {error or 'not implemented'}\n{again}"
-    return report
-
-
-def _again(item: pytest.Item) -> str:
-    """The command that runs this test again."""
-    grading = item.config.stash[GRADING]
-    file = item.path.relative_to(item.config.rootpath) if item.path.is_relative_to(item.config.rootpath) else item.path
-    engine = f" --engine {grading.spec}" if grading.spec else ""
-    return f"pytest {Path(file)} -k {item.name}{engine} --seed {grading.seed}"
-
-
-def _torch_version() -> str:
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return "absent"

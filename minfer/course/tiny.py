@@ -4,6 +4,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -92,9 +93,9 @@ class TinyModel:
 
 
 @lru_cache(maxsize=64)
-def tiny_model(name: str, seed: int) -> TinyModel:
+def tiny_model(name: str, seed: int, layers: int = 2) -> TinyModel:
     """The family's model of this seed; made once, since making it costs more than running it."""
-    return TinyModel(name, family_facts(Sizes.draw(seed))[name], seed)
+    return TinyModel(name, family_facts(replace(Sizes.draw(seed), layers=layers))[name], seed)
 
 
 @lru_cache(maxsize=1)

@@ -1,8 +1,9 @@
-"""Phase 10, multi-GPU: one model on several ranks, by tensor parallelism, pipeline parallelism, or both.
+"""Phase 10, multi-GPU: one model on several ranks, by tensors, by stages, or both; and several of these, as replicas.
 
 Problem   A model is larger than one card's memory, or reading its weights at each step takes one card too long.
 Idea      Tensor: each rank has some heads and channels of every layer, and results are summed twice per layer.
           Pipeline: each stage has some layers. Rank 0 schedules and samples; the others compute what it announces.
+          Replicas: whole engines that step by themselves, behind one queue; whoever has the least to do is next.
 Costs     Tensor: two all-reduces per layer and step, each a latency that no bandwidth hides. Pipeline: one request's
           step is on one stage at a time. A rank that fails ends all.
 Loses     When the model fits one card and batches are small: communication takes more than the halved work saves.

@@ -14,12 +14,13 @@ from minfer.core.device import Device
 from minfer.core.errors import OptionsError
 from minfer.core.models import open_model
 from minfer.core.options import EngineOptions, at_least, make_options, option
-from minfer.phase9 import Engine as PreviousEngine
 from minfer.phase9 import StreamOptions as PreviousOptions
 from minfer.phase9 import find_scheme
-from minfer.phase10.launcher import launcher_of
-from minfer.phase10.quantized_rows import quantize_rows_together
+from minfer.phase10.launcher import device_of, launcher_of
+from minfer.phase10.quantized_rows import quantize_head, quantize_rows_together
 from minfer.phase10.ranks import Ranks
+from minfer.phase10.replicas import Replicas
+from minfer.phase10.replicated import ReplicatedEngine
 from minfer.phase10.shard import build_shard
 from minfer.phase10.shard_plan import Place, ShardPlan
 from minfer.phase10.step_message import Kind, StepMessage
@@ -31,6 +32,7 @@ class ParallelOptions(PreviousOptions):
 
     tensor_parallel: int = option(1, "ranks that share each layer's work; each has some heads and channels")
     pipeline_parallel: int = option(1, "stages of layers, one after another, each on ranks of its own")
+    replicas: int = option(1, "engines that answer one queue, each with ranks of its own")
     rank_timeout: float = option(15.0, "seconds without an answer after which a rank counts as hung, and all end")
     ranks: Any = option("auto", "who runs the other ranks: auto (torchrun's if there are any), processes, torchrun")  # noqa: RUF009
 
@@ -38,16 +40,26 @@ class ParallelOptions(PreviousOptions):
         super().__post_init__()
         at_least(self, "tensor_parallel", 1)
         at_least(self, "pipeline_parallel", 1)
+        at_least(self, "replicas", 1)
         if not 0 < self.rank_timeout < float("inf"):
             raise OptionsError(f"rank_timeout = {self.rank_timeout}: give a number of seconds above 0")
 
     @property
     def world(self) -> int:
-        """How many ranks there are."""
+        """How many ranks there are, of one replica."""
         return self.tensor_parallel * self.pipeline_parallel
 
+    @classmethod
+    def of_replica(cls, given: dict[str, Any], checked: "ParallelOptions", number: int) -> dict[str, Any]:
+        """The options of one replica, of those `given`: its own devices, or its share of the host's memory."""
+        device = device_of(checked.device, number * checked.world).torch_device
+        own = {"device": checked.device, "memory_share": checked.memory_share / checked.replicas}
+        if device.type != "cpu":
+            own = {"device": str(device)}
+        return {**given, **own, "replicas": 1}
 
-class Engine(PreviousEngine):
+
+class Engine(ReplicatedEngine):
     """A model that is dealt to several ranks. This process is rank 0: it alone schedules and samples."""
 
     Options = ParallelOptions
@@ -62,6 +74,8 @@ class Engine(PreviousEngine):
         and leave by `SystemExit`. Raises `RankError` if another rank fails.
         """
         checked = make_options(cls.Options, options)
+        if checked.replicas > 1:
+            return cls.load_replicas(model, options, checked)
         if checked.world == 1:
             return super().load(model, **options)  # type: ignore[return-value]
         ranks = checked.ranks if isinstance(checked.ranks, Ranks) else None
@@ -78,6 +92,16 @@ class Engine(PreviousEngine):
         return engine
 
     @classmethod
+    def load_replicas(cls, model: str, options: dict[str, Any], checked: ParallelOptions) -> "Engine":
+        """The engine of this process, to which the others belong; they end with it."""
+        replicas = Replicas.start(cls, model, options, checked)
+        with replicas.loading():
+            engine = cls.load(model, **cls.Options.of_replica(options, checked, 0))
+        engine.replicas = replicas
+        weakref.finalize(engine, replicas.end)
+        return engine
+
+    @classmethod
     def build_model(cls, checkpoint: Checkpoint, options: EngineOptions) -> nn.Module:
         """Checkpoint -> this rank's shard of the module on its device."""
         ranks = getattr(options, "ranks", None)
@@ -86,11 +110,14 @@ class Engine(PreviousEngine):
         device = Device.get(options.device)
         dtype, _ = device.dtype(options.dtype, checkpoint.dtype)
         plan = ranks.plan = cls.Plan(checkpoint.config, ranks.place)
-        model = build_shard(checkpoint, plan, ranks, dtype, device.torch_device)
+        model = build_shard(checkpoint, plan, ranks, dtype, lambda name: cls.home(name, plan.config, options))
         asked = cast(ParallelOptions, options)
         ranks.begin(asked.max_batch, model.bytes_read)
         if asked.quantization is not None:
-            quantize_rows_together(model, find_scheme(asked.quantization, asked.group_size), ranks.tensor)
+            scheme = find_scheme(asked.quantization, asked.group_size)
+            quantize_rows_together(model, scheme, ranks.tensor)
+            if asked.quantize_head:
+                quantize_head(model, scheme)
         return model
 
     def allocate(self) -> None:
@@ -137,6 +164,8 @@ class Engine(PreviousEngine):
         self.close()
 
     def close(self) -> None:
-        """End the other ranks; also done when the engine is collected, or the process ends."""
+        """End the other ranks and replicas; also done when the engine is collected, or the process ends."""
+        if self.replicas is not None:
+            self.replicas.end()
         if self.ranks is not None:
             self.ranks.close()

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from minfer.core.device import Device
 from minfer.core.params import SamplingParams
 from minfer.phase10.engine import Engine, ParallelOptions
 from minfer.phase10.launcher import launcher_of
@@ -26,6 +27,9 @@ WARMUPS = 3
 SECONDS = 0.2
 """About how long each size is repeated."""
 MOST_CALLS, LEAST_CALLS = 200, 5
+
+MATRIX = 256
+"""Rows and columns of the matrices that are multiplied beside communication."""
 
 Operation = Callable[[Any, Tensor, Tensor], Any]
 
@@ -66,17 +70,42 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Overlap:
+    """An AllReduce and products of matrices that take about as long: each alone, and both at once."""
+
+    nbytes: int
+    communication_seconds: float
+    compute_seconds: float
+    both_seconds: float
+
+    @property
+    def hidden(self) -> float:
+        """The share of the shorter that the longer hides: 0 if they take turns, 1 if they run beside each other."""
+        spared = self.communication_seconds + self.compute_seconds - self.both_seconds
+        return max(0.0, spared) / min(self.communication_seconds, self.compute_seconds)
+
+
+@dataclass(frozen=True)
 class StepShare:
-    """A decode step of one request. Communication is what rank 0 spends in it, waiting for the other ranks included."""
+    """A decode step of one request, dealt to ranks, and on one rank that has the threads of all.
+
+    Communication is what rank 0 spends in it, waiting for the other ranks included.
+    """
 
     step_seconds: float
     communication_seconds: float
     calls: int
+    alone_seconds: float
 
     @property
     def share(self) -> float:
         """Of the step."""
         return self.communication_seconds / self.step_seconds
+
+    @property
+    def speed(self) -> float:
+        """How many times as fast as the one rank; below 1: slower."""
+        return self.alone_seconds / self.step_seconds
 
 
 class Measurement:
@@ -93,6 +122,7 @@ class Measurement:
     def serve(self) -> None:
         """Take part."""
         self.figures()
+        self.overlap()
 
     @torch.inference_mode()
     def figures(self) -> list[Figure]:
@@ -102,54 +132,116 @@ class Measurement:
     def figure(self, operation: str, size: int) -> Figure:
         """One operation with `size` bytes of float32."""
         group: Any = self.ranks.world
-        device, run = self.ranks.device, OPERATIONS[operation]
-        part = torch.ones(max(1, size // 4 // group.size), device=device.torch_device)
+        part = torch.ones(max(1, size // 4 // group.size), device=self.ranks.device.torch_device)
         whole = part.repeat(group.size)
+        seconds = self.seconds(lambda: OPERATIONS[operation](group.made, whole, part).wait())
+        return Figure(operation, whole.nbytes, seconds, group.size)
 
-        def seconds(calls: int) -> float:
-            self.ranks.world.all_reduce(torch.zeros(1, device=device.torch_device))
-            start = device.clock()
-            for _ in range(calls):
-                run(group.made, whole, part).wait()
-            self.ranks.world.all_reduce(torch.zeros(1, device=device.torch_device))  # until all are done
-            device.synchronize()
-            return (device.clock() - start) / calls
+    @torch.inference_mode()
+    def overlap(self) -> Overlap:
+        """Of the largest message."""
+        made: Any = self.ranks.world.made  # type: ignore[attr-defined]
+        device = self.ranks.device.torch_device
+        whole, matrix = torch.ones(max(self.sizes) // 4, device=device), torch.ones(MATRIX, MATRIX, device=device)
+        communication = self.seconds(lambda: made.allreduce([whole]).wait())
+        products = self.agreed(communication / self.seconds(lambda: matrix @ matrix))
 
-        guess = torch.tensor([int(SECONDS / seconds(WARMUPS))])
-        calls = int(self.ranks.host.broadcast(guess).clamp(LEAST_CALLS, MOST_CALLS))
-        return Figure(operation, whole.nbytes, seconds(calls), group.size)
+        def compute() -> None:
+            for _ in range(products):
+                matrix @ matrix
+
+        def both() -> None:
+            started = made.allreduce([whole])
+            compute()
+            started.wait()
+
+        return Overlap(whole.nbytes, communication, self.seconds(compute), self.seconds(both))
+
+    def seconds(self, run: Callable[[], object]) -> float:
+        """Of one call of `run`, by as many as take some time; all ranks do as many."""
+        calls = self.agreed(SECONDS / self.timed(run, WARMUPS))
+        return self.timed(run, min(max(calls, LEAST_CALLS), MOST_CALLS))
+
+    def timed(self, run: Callable[[], object], calls: int) -> float:
+        """Seconds a call, of so many, from when all ranks are there until all are done."""
+        device, all_are_here = self.ranks.device, torch.zeros(1, device=self.ranks.device.torch_device)
+        self.ranks.world.all_reduce(all_are_here)
+        start = device.clock()
+        for _ in range(calls):
+            run()
+        self.ranks.world.all_reduce(all_are_here)
+        device.synchronize()
+        return (device.clock() - start) / calls
+
+    def agreed(self, number: float) -> int:
+        """Rank 0's number, at least 1, on all ranks."""
+        return int(self.ranks.host.broadcast(torch.tensor([max(1, round(number))])))
 
 
 def measure(ranks: int, sizes: list[int], device: str = "auto") -> list[Figure]:
     """Figures of every operation at every size in bytes, among `ranks` ranks that are started for it."""
+    return measure_all(ranks, sizes, device)[0]
+
+
+def measure_all(ranks: int, sizes: list[int], device: str = "auto") -> tuple[list[Figure], Overlap]:
+    """As `measure`; and what compute hides of the largest size."""
     options = {"device": device, "sizes": sizes}
     checked = ParallelOptions(device=device, tensor_parallel=ranks)
     view = launcher_of("processes").launch(Measurement, "", options, checked)
     with view.step():
-        figures = Measurement(view, sizes).figures()
+        measurement = Measurement(view, sizes)
+        figures, overlap = measurement.figures(), measurement.overlap()
     view.close()
-    return figures
+    return figures, overlap
 
 
-def step_share(model: str, ranks: int, steps: int = 30, device: str = "auto") -> StepShare | None:
-    """What a decode step of `model`, dealt to `ranks` ranks, spends on communication.
+ROUNDS, STEPS = 6, 8
+"""How often the two engines of a comparison take turns, and how many steps a turn has."""
+
+
+def step_share(model: str, ranks: int, device: str = "auto") -> StepShare | None:
+    """What a decode step of `model`, dealt to `ranks` ranks, spends on communication; and what one rank takes.
 
     None where the host cannot see it: on GPUs, operations run beside it. Raises `MinferError` or `RankError`.
     """
-    engine: Any = Engine.load(model, device=device, tensor_parallel=ranks)
+    if Device.get(device).torch_device.type != "cpu":
+        return None
+    alone = Decoding(Engine.load(model, device=device))  # before the ranks take this process's threads
+    dealt = Decoding(Engine.load(model, device=device, tensor_parallel=ranks))
     try:
-        if engine.device.torch_device.type != "cpu":
-            return None
-        sequence = engine.submit([1, 2, 3, 4], SamplingParams(max_tokens=steps + 2, ignore_eos=True))
+        return compared(alone, dealt)
+    finally:
+        dealt.engine.close()
+
+
+def compared(alone: "Decoding", dealt: "Decoding") -> StepShare:
+    """Both in turns, so that whatever else the machine does hits both."""
+    ranks = dealt.engine.ranks
+    groups: list[TorchGroup] = [ranks.world, ranks.tensor, ranks.host]
+    before, calls = sum(group.seconds for group in groups), sum(group.calls for group in groups)
+    for _ in range(ROUNDS):
+        alone.turn()
+        dealt.turn()
+    spent = sum(group.seconds for group in groups) - before
+    said = sum(group.calls for group in groups) - calls
+    steps = ROUNDS * STEPS
+    return StepShare(dealt.seconds / steps, spent / steps, said // steps, alone.seconds / steps)
+
+
+class Decoding:
+    """An engine that decodes one request, with as many threads as it was loaded with."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine, self.threads, self.seconds = engine, torch.get_num_threads(), 0.0
+        tokens = ROUNDS * STEPS + 4
+        engine.submit([1, 2, 3, 4], SamplingParams(max_tokens=tokens, ignore_eos=True))
         engine.step()
         engine.step()  # the first that only decodes may be slower
-        groups: list[TorchGroup] = [engine.ranks.world, engine.ranks.tensor, engine.ranks.host]
-        before, start = [(group.seconds, group.calls) for group in groups], engine.device.clock()
-        while not sequence.finished:
-            engine.step()
-        took = engine.device.clock() - start
-        spent = sum(group.seconds - seconds for group, (seconds, _) in zip(groups, before, strict=True))
-        calls = sum(group.calls - count for group, (_, count) in zip(groups, before, strict=True))
-        return StepShare(took / steps, spent / steps, calls // steps)
-    finally:
-        engine.close()
+
+    def turn(self) -> None:
+        """Some steps, each of which launches one, and lands the one before."""
+        torch.set_num_threads(self.threads)
+        start = self.engine.device.clock()
+        for _ in range(STEPS):
+            self.engine.step()
+        self.seconds += self.engine.device.clock() - start

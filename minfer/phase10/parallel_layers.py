@@ -53,12 +53,18 @@ class VocabularyHead(nn.Module):
 
     def __init__(self, rows: int, width: int, vocabulary: int, group: Group) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, width), requires_grad=False)
+        self.weight: nn.Parameter | None = nn.Parameter(torch.empty(rows, width), requires_grad=False)
+        self.quantized: nn.Module = nn.Identity()
         self.vocabulary, self.group = vocabulary, group
+
+    def quantize(self, quantized: nn.Module) -> None:
+        """Multiply by that in place of the weight, which stays with the embedding if they are tied."""
+        self.weight, self.quantized = None, quantized
 
     def forward(self, x: Tensor) -> Tensor:
         """x `(*lead, hidden)` -> `(*lead, vocabulary)`."""
-        parts = self.group.all_gather(F.linear(x, self.weight))  # (ranks, *lead, rows)
+        own = self.quantized(x) if self.weight is None else F.linear(x, self.weight)
+        parts = self.group.all_gather(own)  # (ranks, *lead, rows)
         return parts.movedim(0, -2).flatten(-2)[..., : self.vocabulary].contiguous()
 
 

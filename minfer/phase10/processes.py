@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,18 +48,18 @@ class Job:
     options: dict[str, Any]
     parts: int
     stages: int
-    port: int
+    port: int  # where ranks meet; of a replica, the file that is its end of a connection
     patience: float
     rank: int = 0
 
     @classmethod
-    def of(cls, engine_cls: type, model: str, options: dict[str, Any], checked: Any, port: int) -> "Job":
+    def of(cls, engine_cls: type, model: str, options: dict[str, Any], checked: Any, port: int, rank: int = 0) -> "Job":
         """The job of all ranks. They run minfer's own class that `engine_cls` is made of."""
         base = next(c for c in engine_cls.__mro__ if c.__module__.startswith("minfer.phase"))
-        kept = {name: value for name, value in options.items() if name not in ("ranks", "device")}
-        kept["device"] = checked.device
+        kept = {"device": checked.device, **{name: value for name, value in options.items() if name != "ranks"}}
         parts, stages = checked.tensor_parallel, checked.pipeline_parallel
-        return cls((base.__module__, base.__name__), str(model), kept, parts, stages, port, checked.rank_timeout)
+        engine = (base.__module__, base.__name__)
+        return cls(engine, str(model), kept, parts, stages, port, checked.rank_timeout, rank)
 
     def packed(self) -> bytes:
         """One line. Raises `OptionsError` for an option that is a live object."""
@@ -75,9 +76,9 @@ class Job:
 
 
 class Process:
-    """One rank's process."""
+    """One rank's process, or a replica's. `keep`: open files that it inherits."""
 
-    def __init__(self, job: Job, threads: int) -> None:
+    def __init__(self, job: Job, threads: int, module: str = "", keep: Sequence[int] = ()) -> None:
         self.rank = job.rank
         self.said: set[str] = set()
         self.error = ""
@@ -86,11 +87,12 @@ class Process:
         self.printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process is buried)
         packed = job.packed()
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", WORKER],
+            [sys.executable, "-m", module or WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.printed,
             env=environment(threads),
+            pass_fds=keep,
         )
         assert self.popen.stdin is not None
         self.popen.stdin.write(packed)
@@ -146,13 +148,13 @@ class Process:
 
 
 class Processes(Others):
-    """All other ranks' processes, on this machine, whose cores all ranks share evenly: each has as many threads."""
+    """All other ranks' processes, on this machine; all ranks share evenly the threads that this process had."""
 
     def __init__(self, job: Job, world: int, patience: float) -> None:
         self.patience = patience
         self.threads_before = torch.get_num_threads()
-        self.threads = max(1, (os.cpu_count() or 1) // world)
-        torch.set_num_threads(min(self.threads, self.threads_before))
+        self.threads = max(1, self.threads_before // world)
+        torch.set_num_threads(self.threads)
         self.all: list[Process] = []
         try:
             for rank in range(1, world):

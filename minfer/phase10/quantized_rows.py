@@ -4,12 +4,14 @@ Column-parallel layers need nothing: their channels are whole. Scales of groups 
 where ranks have whole groups (`shard_plan.GRANULES`).
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from minfer.core.group import Group
 from minfer.phase9 import PerChannel, QuantizedLinear, Scheme
-from minfer.phase10.parallel_layers import RowParallel
+from minfer.phase10.parallel_layers import RowParallel, VocabularyHead
 
 
 def quantize_rows_together(model: nn.Module, scheme: Scheme, group: Group) -> None:
@@ -32,3 +34,13 @@ def quantized(weight: torch.Tensor, scheme: PerChannel, group: Group) -> Quantiz
         layer = QuantizedLinear(weight.shape[1], weight.shape[0], scheme)
     layer.hold({**parts, "codes": parts["codes"][:, :-1].contiguous()})
     return layer
+
+
+def quantize_head(model: Any, scheme: Scheme) -> None:
+    """Quantise this rank's rows of a head that ranks share; any other is a linear layer like all others."""
+    head = model.lm_head
+    if isinstance(head, VocabularyHead) and head.weight is not None:
+        with torch.device("meta"):
+            rows = nn.Linear(head.weight.shape[1], head.weight.shape[0], bias=False)
+        rows.weight = head.weight
+        head.quantize(QuantizedLinear.from_linear(rows, scheme, "lm_head"))

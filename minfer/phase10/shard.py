@@ -1,5 +1,6 @@
 """Shard: one rank's part of a model, built on its device from its slices of the files alone."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -30,12 +31,15 @@ class Names(NamedTuple):
     row_parallel: tuple[str, str]  # within a block
 
 
+Home = Callable[[str], torch.device]
+"""Where a parameter of the shard, of that name in it, is to lie."""
+
 LLAMA = Names("layers", "embed_tokens", "norm", ("self_attn.o_proj", "mlp.down_proj"))
 GPT_2 = Names("h", "wte", "ln_f", ("attn.c_proj", "mlp.c_proj"))
 
 
-def build_shard(checkpoint: Checkpoint, plan: ShardPlan, ranks: Ranks, dtype: torch.dtype, device: torch.device) -> Any:
-    """This rank's module on `device`; `bytes_read` of it says what it took of the files. Raises `CheckpointError`."""
+def build_shard(checkpoint: Checkpoint, plan: ShardPlan, ranks: Ranks, dtype: torch.dtype, home: Home) -> Any:
+    """This rank's module; `bytes_read` of it says what it took of the files. Raises `CheckpointError`."""
     if getattr(checkpoint.config, "quantization", None) is not None:
         raise CheckpointError(
             f"{checkpoint.folder} is stored quantised, which cannot be dealt to ranks: load the original with "
@@ -47,11 +51,11 @@ def build_shard(checkpoint: Checkpoint, plan: ShardPlan, ranks: Ranks, dtype: to
     model.bytes_read = 0
     for name, _ in list(model.named_parameters()):
         if name_of_nothing(model, name):
-            place(model, name, torch.empty(0, plan.config.hidden_size, dtype=dtype, device=device))
+            place(model, name, torch.empty(0, plan.config.hidden_size, dtype=dtype, device=home(name)))
             continue
         whole = plan.name_in_whole(name)
         part = plan.part(whole)
-        place(model, name, read_part(sources[whole], part, dtype, device))
+        place(model, name, read_part(sources[whole], part, dtype, home(name)))
         model.bytes_read += part_bytes(sources[whole], part)
         ranks.say("read")
     model.tie()

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,8 +71,8 @@ def work(job: Job, voice: Voice) -> None:
     engine.serve()
 
 
-def main() -> int:
-    """0: rank 0 has ended; 1: something has failed, and rank 0 was told."""
+def main(work: Callable[[Job, Voice], None] = work) -> int:
+    """Do the job that comes; 0: rank 0 has ended; 1: something has failed, and rank 0 was told."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which then closes the pipe
     voice, parent = Voice(), os.getppid()
     job = Job.unpacked(read_line())

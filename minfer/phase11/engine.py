@@ -24,6 +24,15 @@ class ProfilingOptions(PreviousOptions):
 
     step_log: str | None = option(None, "file that gets a JSON line for each step; the last 2048 are kept anyway")
 
+    @classmethod
+    def of_replica(cls, given: dict[str, Any], checked: PreviousOptions, number: int) -> dict[str, Any]:
+        """As before; each replica's steps are in a file of its own: steps.jsonl, steps.1.jsonl …"""
+        own = super().of_replica(given, checked, number)
+        if number and own.get("step_log") is not None:
+            path = Path(own["step_log"])
+            own["step_log"] = str(path.with_name(f"{path.stem}.{number}{path.suffix}"))
+        return own
+
 
 class Engine(PreviousEngine):
     """Measures every step, and lets torch.profiler look at any run."""

@@ -12,8 +12,17 @@ Loses     With one request at a time, and when all are of one length: then a sta
 from minfer.phase5.block_allocator import BlockAllocator
 from minfer.phase5.engine import Engine
 from minfer.phase5.options import PagedOptions
-from minfer.phase5.paged_kv_cache import PagedKVCache, PagedStep
+from minfer.phase5.paged_kv_cache import PagedAttention, PagedKVCache, PagedStep
 from minfer.phase5.scheduler import Scheduler
 from minfer.phase5.step import Step
 
-__all__ = ["BlockAllocator", "Engine", "PagedKVCache", "PagedOptions", "PagedStep", "Scheduler", "Step"]
+__all__ = [
+    "BlockAllocator",
+    "Engine",
+    "PagedAttention",
+    "PagedKVCache",
+    "PagedOptions",
+    "PagedStep",
+    "Scheduler",
+    "Step",
+]

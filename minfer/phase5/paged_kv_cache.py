@@ -5,6 +5,7 @@ Slot s of the pool is token s % block_size of block s // block_size. Writes go b
 
 import weakref
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -49,6 +50,14 @@ class PagedStep:
     tables: Tensor  # int64 (decodes, blocks): block ids, filled up with the scratch block
     masks: dict[int | None, Tensor]  # by window, bool (decodes, 1, 1, blocks * block_size)
     segments: list[Segment]
+
+    @cached_property
+    def context(self) -> Tensor:
+        """int64 (decodes, blocks * block_size): the slots of each table's blocks, end to end."""
+        decodes, blocks = self.tables.shape
+        size = next(iter(self.masks.values())).shape[-1] // blocks
+        within = torch.arange(size, device=self.tables.device)
+        return (self.tables.unsqueeze(-1) * size + within).view(decodes, -1)
 
 
 class PagedKVCache:
@@ -122,6 +131,7 @@ class PagedAttention:
     def __init__(self, cache: PagedKVCache, keys: Tensor, values: Tensor, window: int | None) -> None:
         self.cache, self.window = cache, window
         self.keys, self.values = keys, values  # (num_blocks + 1, block_size, n_kv_heads, head_dim)
+        self.slots = keys.flatten(0, 1).flatten(1), values.flatten(0, 1).flatten(1)  # (slots, n_kv_heads * head_dim)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store the step's keys and values, then attend: first the decode rows together, then each segment.
@@ -136,6 +146,14 @@ class PagedAttention:
         parts = [self.decode(q[:decodes], step)] if decodes else []
         parts += [self.prefill(q[s.rows], k[s.rows], v[s.rows], s) for s in step.segments]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def decode_inputs(self) -> list[Tensor]:
+        """For whoever computes this layer's decode rows himself: see `Decoding` of phase 7.
+
+        Keys and values of all slots, of the step's rows where they are stored, what they read, and what they see.
+        """
+        step = self.cache.step
+        return [*self.slots, step.slots, step.context, step.masks[self.window].flatten(1)]
 
     def decode(self, q: Tensor, step: PagedStep) -> Tensor:
         """One query per request: q `(B, n_heads, head_dim)` over the blocks of its table, gathered."""

@@ -7,14 +7,17 @@ Costs     Quality: `minfer quality` shows perplexity, divergence and the greedy 
 Loses     With many rows at once, which are bound by arithmetic; and where only dequantise-and-multiply serves.
 """
 
-from minfer.phase5 import PagedKVCache, PagedStep, Step
+from minfer.phase5 import PagedAttention, PagedKVCache, PagedStep, Step
 from minfer.phase6.engine import Engine, QuantizationOptions
+from minfer.phase6.fbgemm import FbgemmInt8, unit_rows
 from minfer.phase6.names import find_scheme
 from minfer.phase6.quantized_linear import QuantizedLinear
 from minfer.phase6.schemes import PerChannel, Scheme
 
 __all__ = [
     "Engine",
+    "FbgemmInt8",
+    "PagedAttention",
     "PagedKVCache",
     "PagedStep",
     "PerChannel",
@@ -23,4 +26,5 @@ __all__ = [
     "Scheme",
     "Step",
     "find_scheme",
+    "unit_rows",
 ]

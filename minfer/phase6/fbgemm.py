@@ -6,6 +6,7 @@ The weight is in an object of torch that shows no memory: `opaque_bytes` counts 
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,7 +69,7 @@ class FbgemmHalf(Fbgemm):
 
     def product(self, layer: "QuantizedLinear", rows: Tensor) -> Tensor:
         """One operator."""
-        return torch.ops.quantized.linear_dynamic_fp16(rows.float(), layer.packed).to(rows.dtype)
+        return torch.ops.quantized.linear_dynamic_fp16.default(rows.float(), layer.packed).to(rows.dtype)
 
 
 class FbgemmInt8(Fbgemm):
@@ -106,13 +107,24 @@ class FbgemmInt8(Fbgemm):
 
     def product(self, layer: "QuantizedLinear", rows: Tensor) -> Tensor:
         """Rows divided by their largest number, multiplied, and multiplied by it again."""
-        wide = rows.float()
-        largest = wide.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        units, largest = unit_rows(rows)
+        return (self.product_of_units(layer, units) * largest).to(rows.dtype)
+
+    def product_of_units(self, layer: "QuantizedLinear", units: Tensor) -> Tensor:
+        """Rows of float32 within ±1, rounded and multiplied."""
         steps = 127 if has_vnni() else 63
-        multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        return (multiply(wide / largest, 1 / steps, steps + 1, layer.packed) * largest).to(rows.dtype)
+        multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+        return multiply(units, 1 / steps, steps + 1, layer.packed)
 
 
+def unit_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows `(*, in)` divided by their largest numbers, and these, `(*, 1)`; both in float32."""
+    wide = rows.float()
+    largest = wide.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)  # of zeros: not 0 / 0
+    return wide / largest, largest
+
+
+@cache
 def has_vnni() -> bool:
     """Whether the CPU adds products of 8 bits in 32 bits at once (AVX-512 VNNI)."""
     probes = ("_is_vnni_supported", "_is_avx512_vnni_supported")

@@ -32,6 +32,10 @@ class Kernel(ABC):
     def product(self, layer: "QuantizedLinear", rows: Tensor) -> Tensor:
         """rows `(R, in)` -> `(R, out)` in their dtype, without the bias."""
 
+    def product_of_units(self, layer: "QuantizedLinear", units: Tensor) -> Tensor:
+        """The product of rows that `unit_rows` has made."""
+        return self.product(layer, units)
+
     def takes(self, rows: Tensor) -> bool:
         """Whether to multiply these rows with it; the others go to `Dequantize`."""
         return rows.dtype in self.dtypes and 0 < len(rows) <= (self.most_rows or len(rows))
@@ -73,9 +77,8 @@ class Dequantize(Kernel):
         parts, wide = layer.parts(), torch.promote_types(rows.dtype, torch.float32)
         if not isinstance(layer.scheme, PerChannel) or rows.dtype in (torch.float64, torch.float16):
             return F.linear(rows, layer.scheme.dequantize(parts, layer.in_features, wide).to(rows.dtype))
-        made = F.linear(
-            rows, parts["codes"].to(rows.dtype)
-        )  # codes of 8 bits are exact in bfloat16; sums not in float16
+        codes = layer.scheme.numbers(parts["codes"], rows.dtype)  # exact in bfloat16 too; sums would not be in float16
+        made = F.linear(rows, codes)
         return (made * parts["scale"]).to(rows.dtype)
 
 

@@ -140,13 +140,17 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x `(*lead, in)` -> `(*lead, out)` in x's dtype."""
-        rows = x.reshape(-1, self.in_features)
-        kernel = self.kernel if self.kernel.takes(rows) else DEQUANTIZE
-        self.ran[kernel.name, len(rows)] += 1
-        y = kernel.product(self, rows)
-        if self.bias is not None:
-            y = y + self.bias.to(y.dtype)
-        return y.view(*x.shape[:-1], self.out_features)
+        if x.dim() != 2:
+            return self.forward(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
+        kernel = self.kernel if self.kernel.takes(x) else DEQUANTIZE
+        self.ran[kernel.name, x.shape[0]] += 1
+        y = kernel.product(self, x)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def multiply_units(self, units: Tensor) -> Tensor:
+        """The bare product of rows that `unit_rows` made, for kernels that take them; without the bias."""
+        self.ran[self.kernel.name, units.shape[0]] += 1
+        return self.kernel.product_of_units(self, units)
 
     def extra_repr(self) -> str:
         """For `print(model)`."""

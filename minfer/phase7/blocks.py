@@ -27,6 +27,8 @@ class FusedBlock(nn.Module):
         self.head_dim = attention.head_dim
         parts = [cast(Any, take(attention, name)) for name in ("q_proj", "k_proj", "v_proj")]
         self.widths = [part.out_features for part in parts]
+        self.kv_heads = self.widths[1] // self.head_dim
+        self.group = self.widths[0] // self.widths[1]  # query heads of one key and value head
         self.input_layernorm = block.input_layernorm
         self.qkv_proj = merged(parts)
         self.q_norm, self.k_norm = attention.q_norm, attention.k_norm
@@ -59,6 +61,7 @@ class FusedGPT2Block(nn.Module):
         self.head_dim = block.attn.head_dim
         self.ln_1, self.ln_2 = block.ln_1, block.ln_2
         self.c_attn = take(block.attn, "c_attn")
+        self.kv_heads, self.group = self.c_attn.out_features // 3 // self.head_dim, 1  # type: ignore[operator]
         self.o_proj = take(block.attn, "c_proj")
         self.c_fc = take(block.mlp, "c_fc")
         self.c_proj = take(block.mlp, "c_proj")

@@ -16,8 +16,11 @@ AUTO, EAGER = "auto", "none"
 WORTHWHILE = 2**24
 """Parameters from which on compiling, some seconds, pays: a smaller model's whole answer takes no longer."""
 
-NAMED = {"cpp.enable_kernel_profile": True}
-"""Kernels that inductor writes for a CPU have names in a trace; without a profiler that takes no time."""
+INDUCTOR: dict[str, Any] = {
+    "cpp.enable_kernel_profile": True,  # what it writes for a CPU has names in a trace; else that takes no time
+    "size_asserts": False,
+}
+"""How inductor is set. That an index is inside of the pool is still asserted: what it writes outside is lost memory."""
 
 INSTALL = {
     "cpu": "install g++ or clang (Debian: apt install g++; macOS: xcode-select --install)",
@@ -48,27 +51,41 @@ class Compilation:
                 raise OptionsError(f"compiler {backend!r} is unknown: use one of {known}") from error
         self.backend = backend
 
-    def compiled(self, function: Any) -> Callable[..., Any]:
+    def compiled(self, function: Any, guarded_by: str = "") -> Callable[..., Any]:
         """`function` compiled whole, with every size of its tensors a variable; as it is where that does not work.
 
         It gets a code object of its own, since Dynamo keeps graphs, and counts them against its limit, per code object.
+        `guarded_by`: whoever calls it answers for calls that differ from the first in nothing but sizes above 1 and the
+        dtype and device of that argument, so Dynamo need not look at every part of a model each time, which takes
+        longer than a small region itself.
         """
         if self.problem:
             return function
         own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-        return torch.compile(own, backend=self._counted, dynamic=True, fullgraph=True)
+        options: dict[str, Any] | None = {"guard_filter_fn": _only(guarded_by)} if guarded_by else None
+        return torch.compile(own, backend=self._counted, dynamic=True, fullgraph=True, options=options)
 
     def _counted(self, graph: Any, inputs: Any) -> Any:
         self.graphs += 1
-        with torch._inductor.config.patch(NAMED):
+        if self.backend != "inductor":
+            return self.make(graph, inputs)
+        from torch._inductor import config as inductor
+
+        with inductor.patch(INDUCTOR):
             return self.make(graph, inputs)
 
     def attempt(self, run: Callable[[], None], device: Device) -> None:
-        """Run what compiles; without a compiler warn, and have a `problem`. An error of the region itself raises."""
+        """Run what compiles; without a compiler warn, and have a `problem`. An error of the region itself raises.
+
+        A norm's epsilon is a constant to the compiler, and two sizes that happen to be equal are two variables.
+        """
         from torch._dynamo.exc import BackendCompilerFailed
+        from torch.fx.experimental import _config
 
         try:
-            run()
+            shapes: Any = _config  # which a type checker does not see to be a config
+            with torch._dynamo.config.patch(specialize_float=True), shapes.patch(use_duck_shape=False):
+                run()
         except BackendCompilerFailed as error:
             self.problem = str(error).splitlines()[0]
             cure = f"{INSTALL[device.torch_device.type]}, or load with compiler=none"
@@ -76,3 +93,8 @@ class Compilation:
 
     def __str__(self) -> str:
         return f"not compiled: {self.problem}" if self.problem else f"{self.backend}, {self.graphs} graphs"
+
+
+def _only(argument: str) -> Callable[[Any], list[bool]]:
+    """For Dynamo: of the conditions under which it may use a graph, check what kind of tensor the argument is."""
+    return lambda guards: [guard.guard_type == "TENSOR_MATCH" and guard.name == argument for guard in guards]

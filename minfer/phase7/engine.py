@@ -1,17 +1,20 @@
 """Phase 7's change: `prepare_model` merges products and compiles what lies between two attentions."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from minfer.core.options import option
 from minfer.phase6 import Engine as Phase6Engine
-from minfer.phase6 import QuantizationOptions
+from minfer.phase6 import PagedKVCache, PagedStep, QuantizationOptions
 from minfer.phase7.compilation import Compilation
+from minfer.phase7.decoding import Decoding, alike
 from minfer.phase7.fused_model import FusedModel, between, fused
 
 WARMUP_TOKENS = (1, 7)  # one row is a size of its own to the compiler; seven stands for any other number
+WARMUP_BLOCKS = 3  # of a decode step: any number above 1
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,21 @@ class Engine(Phase6Engine):
         prepared = super().prepare_model(fused(model))
         if isinstance(prepared, FusedModel):
             prepared.use_fast_products(self.device)
-            prepared.between = self.compilation.compiled(between)
+            self.compile(prepared)
         return prepared
+
+    def compile(self, model: FusedModel) -> None:
+        """Have the model's regions compiled when they first run: that between attentions, for several rows, and on a
+        CPU that with a decode step's attention.
+
+        A card has kernels for attention and graphs for what surrounds it; there, and where layers differ, a decode step
+        takes the same way as any other.
+        """
+        if self.compilation.problem:
+            return
+        if alike(model.layers) and self.device.torch_device.type == "cpu":
+            model.decoding = Decoding(partial(self.compilation.compiled, guarded_by="x"))
+        model.between = self.compilation.compiled(between)
 
     def allocate(self) -> None:
         """As before; and compile now, so that no request waits for it."""
@@ -42,11 +58,24 @@ class Engine(Phase6Engine):
         if isinstance(self.model, FusedModel) and not self.compilation.problem:
             self.compilation.attempt(self.warmup, self.device)
             if self.compilation.problem:
-                self.model.between = between
+                self.model.between, self.model.decoding = between, None
 
     @torch.inference_mode()
     def warmup(self) -> None:
-        """Run the model on both kinds of sizes that the compiler tells apart; it touches no cache and no request."""
+        """Run the model on the kinds of sizes that the compiler tells apart; it touches no request, nor their cache."""
+        decoding = isinstance(self.model, FusedModel) and self.model.decoding is not None
         for count in WARMUP_TOKENS:
             batch = self.whole([0] * min(count, self.context), [])
-            self.model(batch.input_ids, batch.positions, batch.attention, batch.rows)
+            if decoding:
+                self.decode_rows(batch.input_ids)
+            if not decoding or count > 1:
+                self.model(batch.input_ids, batch.positions, batch.attention, batch.rows)
+
+    def decode_rows(self, input_ids: Tensor) -> None:
+        """A decode step of first tokens `(B,)`, over a pool of its own."""
+        cache = PagedKVCache(self.cache.config, WARMUP_BLOCKS, self.cache.block_size, self.dtype, input_ids.device)
+        positions = torch.zeros_like(input_ids)
+        tables = positions.unsqueeze(1).expand(-1, WARMUP_BLOCKS).contiguous()
+        masks = cache.decode_masks(positions, WARMUP_BLOCKS * cache.block_size)
+        cache.step = PagedStep(positions, tables, masks, [])
+        self.model(input_ids, positions, cache.layers)

@@ -10,6 +10,7 @@ from minfer.core.device import Device
 from minfer.core.gpt2 import GPT2
 from minfer.core.model import Transformer
 from minfer.phase7.blocks import FusedBlock, FusedGPT2Block
+from minfer.phase7.decoding import Decoding
 from minfer.phase7.product import head, product
 
 
@@ -38,6 +39,7 @@ class FusedModel(nn.Module):
         self.between: Callable[..., tuple[Tensor, ...]] = between
         self.will_run: Callable[[nn.Module], None] = _nothing
         self.has_run: Callable[[nn.Module], None] = _nothing
+        self.decoding: Decoding | None = None
 
     def embed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """Token ids and positions `(*lead,)` -> `(*lead, hidden)` and the rotary rows, where the model has them."""
@@ -63,17 +65,35 @@ class FusedModel(nn.Module):
         blocks: list[Any] = list(self.layers)
         self.will_run(blocks[0])
         q, k, v = blocks[0].enter(x, rotary)
-        for block, following, attend in zip(blocks, blocks[1:], attention, strict=False):
-            attended = attend(q, k, v).flatten(-2)
-            self.will_run(following)
-            x, q, k, v = self.between(block, following, x, attended, rotary)
-            self.has_run(block)
+        if self.decoding is not None and self.decoding.serves(attention[0]):
+            x, q, k, v = self.decode(blocks, attention, x, q, k, v, rotary)
+        else:
+            one = self.decoding is not None and len(q) == 1  # a lone token without a cache is not worth a graph
+            region = between if one else self.between
+            for block, following, attend in zip(blocks, blocks[1:], attention, strict=False):
+                attended = attend(q, k, v).flatten(-2)
+                self.will_run(following)
+                x, q, k, v = region(block, following, x, attended, rotary)
+                self.has_run(block)
         attended = attention[len(blocks) - 1](q, k, v).flatten(-2)
         if rows is not None:
             x, attended = x.flatten(0, -2)[rows], attended.flatten(0, -2)[rows]
         x = blocks[-1].leave(x, attended)
         self.has_run(blocks[-1])
         return self.lm_head(self.norm(x))
+
+    def decode(
+        self, blocks: list[Any], attention: Sequence[Any], x: Tensor, q: Tensor, k: Tensor, v: Tensor, rotary: Any
+    ) -> tuple[Tensor, ...]:
+        """From the first layer's q, k and v to the last one's, with heads side by side on the way."""
+        assert self.decoding is not None
+        parts = (x, *(part.flatten(1) for part in (q, k, v)))
+        for block, following, attend in zip(blocks, blocks[1:], attention, strict=False):
+            self.will_run(following)
+            parts = self.decoding(block, following, attend, parts, rotary)
+            self.has_run(block)
+        x, *heads = parts
+        return x, *(part.unflatten(-1, (-1, blocks[0].head_dim)) for part in heads)
 
 
 class FusedTransformer(FusedModel):

@@ -7,19 +7,21 @@ no constant to the compiler, so all layers share one graph.
 
 import itertools
 import weakref
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from minfer.core.device import Device
+from minfer.phase6 import FbgemmInt8, QuantizedLinear, unit_rows
 
 LIBRARY = torch.library.Library("minfer", "FRAGMENT")
 OPERATOR = "product"
 while torch._C._dispatch_has_kernel(f"minfer::{OPERATOR}"):  # by another file with this code: a student's, say
     OPERATOR += "_"
 LIBRARY.define(f"{OPERATOR}(Tensor x, Tensor handle, int out_features) -> Tensor")
-PRODUCTS: "weakref.WeakValueDictionary[int, nn.Module]" = weakref.WeakValueDictionary()
-"""The layers behind the handles of live products."""
+PRODUCTS: "weakref.WeakValueDictionary[int, Callable[[Tensor], Tensor]]" = weakref.WeakValueDictionary()
+"""What is behind the handles of live products."""
 _numbers = itertools.count()
 
 
@@ -43,9 +45,12 @@ class Product(nn.Module):
     def __init__(self, layer: nn.Module, out_features: int) -> None:
         super().__init__()
         self.layer, self.out_features = layer, out_features
-        number = next(_numbers)
-        self.handle = torch.tensor(number, device="cpu")
-        PRODUCTS[number] = layer
+        self.handle = torch.tensor(next(_numbers), device="cpu")
+        self.exchange(layer)
+
+    def behind(self) -> Callable[[Tensor], Tensor]:
+        """What the operator calls; `forward` alone, since nothing is hooked to a layer that only this module knows."""
+        return self.layer.forward
 
     def forward(self, x: Tensor) -> Tensor:
         """x `(*lead, in)` -> `(*lead, out)`."""
@@ -53,7 +58,27 @@ class Product(nn.Module):
 
     def exchange(self, layer: nn.Module) -> None:
         """Let another layer of the same sizes stand behind the operator."""
-        self.layer = PRODUCTS[int(self.handle)] = layer
+        self.layer = layer
+        self.multiply = PRODUCTS[int(self.handle)] = self.behind()
+
+
+class UnitRowsProduct(Product):
+    """A quantised layer whose rows are divided by their largest numbers, and its result multiplied by them.
+
+    The compiler sees both, and makes them part of what comes before the product and after it; it does not see the rest.
+    """
+
+    layer: QuantizedLinear
+
+    def behind(self) -> Callable[[Tensor], Tensor]:
+        """The product of rows within ±1."""
+        return self.layer.multiply_units
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x `(*lead, in)` -> `(*lead, out)`."""
+        units, largest = unit_rows(x)
+        y = (super().forward(units) * largest).to(x.dtype)
+        return y if self.layer.bias is None else y + self.layer.bias.to(y.dtype)
 
 
 class PackedLinear(nn.Module):
@@ -113,6 +138,8 @@ def product(layer: nn.Module, device: Device) -> nn.Module:
     A plain layer that cannot be packed stays as it is, visible to the compiler; what it cannot trace, a packed or a
     quantised layer, becomes a `Product`.
     """
+    if isinstance(layer, QuantizedLinear) and isinstance(layer.kernel, FbgemmInt8):
+        return UnitRowsProduct(layer, layer.out_features)
     if not isinstance(layer, nn.Linear):
         return Product(layer, int(layer.out_features))  # type: ignore[arg-type]
     packable = device.torch_device.type == "cpu" and PackedLinear.serves(layer.weight)

@@ -15,8 +15,10 @@ class Admission:
     Completions are counted before their prompts become tokens, which is work too; tokens after that.
     """
 
-    def __init__(self, limits: ServerLimits, tokens_per_s: Callable[[], float]) -> None:
-        self.limits, self._tokens_per_s = limits, tokens_per_s
+    def __init__(
+        self, limits: ServerLimits, tokens_per_s: Callable[[], float], refused: Callable[[], None] = lambda: None
+    ) -> None:
+        self.limits, self._tokens_per_s, self._refused = limits, tokens_per_s, refused
         self.requests = self.tokens = 0
         self.rejected = 0
 
@@ -26,11 +28,13 @@ class Admission:
         if requests > most:
             raise ApiError(f"{requests} completions in one request: this server takes {most} at once")
         if self.requests + requests > most:
-            raise self._refuse(f"{self.requests} of {most} completions are in hand, {requests} more were asked for")
+            raise self.refusal(f"{self.requests} of {most} completions are in hand, {requests} more were asked for")
         return Ticket(self, requests)
 
-    def _refuse(self, message: str) -> ApiError:
+    def refusal(self, message: str) -> ApiError:
+        """Count and make a 429."""
         self.rejected += 1
+        self._refused()
         return overloaded(f"{message}: come again in some seconds", self._wait())
 
     def _wait(self) -> int:
@@ -55,7 +59,7 @@ class Ticket:
                 f"prompts and answers can come to {tokens} tokens: this server takes {most}: lower max_tokens"
             )
         if admission.tokens + tokens > most:
-            raise admission._refuse(f"{admission.tokens} of {most} tokens are in hand, {tokens} more were asked for")
+            raise admission.refusal(f"{admission.tokens} of {most} tokens are in hand, {tokens} more were asked for")
         self.tokens = tokens
         admission.tokens += tokens
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
+from minfer.core.group import RankError
 from minfer.core.sequence import FinishReason
 from minfer.serve.call import Call, Delta, Seen
 from minfer.serve.errors import ApiError, unavailable
@@ -147,7 +148,10 @@ class EngineThread:
         except Exception as error:
             self._step_failed(error)
         self.history.note(engine, started, time.perf_counter() - started)
+        lost = next((seen.sequence.error for seen in self.seen.values() if _is_loss(seen.sequence.error)), None)
         self._tell()
+        if lost is not None:
+            raise lost
 
     def _step_failed(self, error: Exception) -> None:
         """A step has raised, and not in one request's part, which the engine deals with: end all that were running."""
@@ -232,3 +236,8 @@ class EngineThread:
     def forget(self, call: Call) -> None:
         """The call has its ends, or nobody listens to it."""
         self._calls.discard(call)
+
+
+def _is_loss(error: Exception | None) -> bool:
+    """Whether a request failed because the engine has lost a rank, and with it every request to come."""
+    return isinstance(error, RankError)

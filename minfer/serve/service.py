@@ -53,7 +53,9 @@ class Service:
         self.engines = [EngineThread(load, policy) for load in loads]
         self.figures = Figures(slo)
         self.metrics = Metrics(about.model, self.engines)
-        self.admission = Admission(limits, lambda: self.figures.tokens_per_s(time.perf_counter()))
+        self.admission = Admission(
+            limits, lambda: self.figures.tokens_per_s(time.perf_counter()), self.metrics.rejections.inc
+        )
         self.draining = False
         self.started = time.time()
         self._tokenisers = ThreadPoolExecutor(2, "tokenise")  # off the event loop, beside the engine
@@ -146,7 +148,7 @@ class Service:
         self.check(body, chat)
         arrived = self.engine.device.clock()
         prompts, param = body.prompts, "messages" if chat else "prompt"
-        ticket = self.admission_for(len(prompts) * (body.n or 1))
+        ticket = self.admission.enter(len(prompts) * (body.n or 1))
         try:
             params = self._params(body)
             sequences = await self._sequences(prompts, params, param)
@@ -160,15 +162,6 @@ class Service:
             ticket.close()
             raise
         return Job(self, thread, call, ticket)
-
-    def admission_for(self, requests: int) -> Ticket:
-        """A place for so many completions. Raises `ApiError`."""
-        try:
-            return self.admission.enter(requests)
-        except ApiError as error:
-            if error.status == 429:
-                self.metrics.rejections.inc()
-            raise
 
     def _params(self, body: CompletionRequest | ChatRequest) -> SamplingParams:
         try:

@@ -34,7 +34,7 @@ from minfer.core.tokenizer import Tokenizer
 #
 #     load -> build_model -> prepare_model -> allocate          once
 #     generate / stream -> run -> admit -> execute … -> release      per request
-#     execute = prepare -> forward -> sample -> commit          per step
+#     execute = launch (prepare -> forward -> sample) -> commit          per step
 #
 # A later phase overrides the hooks that its optimisation is about, and nothing else.
 
@@ -134,10 +134,20 @@ class Engine:
 
     # ---- hooks of a step -----------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def execute(self, sequences: list[Sequence]) -> list[Sequence]:
-        """One step: prepare, forward, sample, commit. Returns the sequences that got a token."""
+        """One step: launch it, then commit what it draws. Returns the sequences that got a token."""
         raise NotImplementedError("P1 task 3: Engine.execute")
+
+    @torch.inference_mode()
+    def launch(self, sequences: list[Sequence]) -> tuple[list[Sequence], Tensor]:
+        """Prepare, forward, sample: all that the device does in a step. Returns whose tokens are drawn, and these."""
+        batch = self.prepare(sequences)
+        logits = self.forward(batch)
+        token_ids = self.sample(logits, batch.sequences)
+        for sequence in sequences:
+            sequence.num_cached += sequence.num_scheduled
+            sequence.num_scheduled = 0
+        return batch.sequences, token_ids
 
     def prepare(self, sequences: list[Sequence]) -> ForwardBatch:
         """The step's tensors: all tokens of the one sequence; logits are needed of the last."""

@@ -8,15 +8,18 @@ Task 5, 20 points. One decides: Engine.forward, Ranks.announce, Ranks.next_step
 
 Copy it (`minfer start 10`), write, then look what is right: `minfer check 10`, or
 `pytest tests/phase10 --engine work/phase10.py`. Hints: `minfer hint 10 1`.
-It builds on the reference of phase 8; to build on your own, import that instead.
+It builds on the reference of phase 9; to build on your own, import that instead.
 """
 
 import os
+import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as AbcSequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from multiprocessing.connection import wait
 from typing import Any, cast
 
 import torch
@@ -28,7 +31,10 @@ from phase10_given import (
     IDLE,
     LAYER,
     LLAMA,
+    LOAD_SECONDS,
     LOCAL,
+    Communication,
+    Home,
     Job,
     Kind,
     NoPositions,
@@ -37,6 +43,7 @@ from phase10_given import (
     Part,
     Place,
     Processes,
+    Replica,
     StepMessage,
     Threads,
     TorchGroup,
@@ -51,6 +58,7 @@ from phase10_given import (
     place,
     quantized,
     require_distributed,
+    started,
 )
 from torch import Tensor, nn
 
@@ -63,8 +71,9 @@ from minfer.core.gpt2 import GPT2
 from minfer.core.group import Group, RankError, World
 from minfer.core.models import hollow, open_model, skeleton
 from minfer.core.options import EngineOptions, make_options
-from minfer.phase8 import Engine as PreviousEngine
-from minfer.phase8 import PerChannel, Scheme, find_scheme
+from minfer.core.sequence import FinishReason, Sequence
+from minfer.phase9 import Engine as PreviousEngine
+from minfer.phase9 import PerChannel, QuantizedLinear, Scheme, find_scheme
 
 # ==== phase10/shard_plan.py =========================================================================================
 # ShardPlan: which slice of which parameter belongs to which rank.
@@ -117,6 +126,22 @@ class ShardPlan:
         first = self.place.part * self.rows
         return range(first, max(first, min(first + self.rows, self.whole.vocab_size)))
 
+    @property
+    def head_rows(self) -> int:
+        """Of the head, those that this rank multiplies with, padding included; 0 where the head is on another stage."""
+        return self.rows if self.place.is_last else 0
+
+    def communication(self, itemsize: int) -> Communication:
+        """What this rank says and hears of a step, in activations of `itemsize` bytes."""
+        place, hidden, vocabulary = self.place, self.whole.hidden_size, self.whole.vocab_size
+        last_sums = 2 if place.parts > 1 and place.is_last else 0
+        sums = 2 * len(self.layers) + place.is_first - last_sums if place.parts > 1 else 0
+        stages_beside = (not place.is_first) + (not place.is_last)
+        gathered = self.rows * place.parts if place.parts > 1 and place.is_last else 0
+        gives_logits = place.stages > 1 and (place.rank == 0 or (place.is_last and place.part == 0))
+        per_row = hidden * last_sums + gathered + (vocabulary if gives_logits else 0)
+        return Communication(itemsize * hidden * (sums + stages_beside), itemsize * per_row)
+
     def name_in_whole(self, name: str) -> str:
         """The whole model's name of a parameter of the shard: layers are numbered from 0 on every stage."""
         name = name.replace(".linear.", ".")
@@ -145,7 +170,7 @@ class ShardPlan:
         return by_layer.get(layer, [])
 
 
-def deal(total: int, index: int, count: int, lots: Sequence[int] = ()) -> range:
+def deal(total: int, index: int, count: int, lots: AbcSequence[int] = ()) -> range:
     """The share `index` of `count` in `total` things, as even as can be; in lots of the first size that comes out."""
     raise NotImplementedError("P10 task 1: deal")
 
@@ -186,10 +211,16 @@ class Ranks:
     ) -> None:
         self.place, self.device, self.local, self.others, self.say = place, device, local, others, say
         self.world, self.tensor, self.host = groups
+        self.plan: ShardPlan | None = None  # once the model is dealt
         self.steps = 0
         self.header = 0  # numbers in it
         self.bytes_read: list[int] = []
         self.ended = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all operations so far, as counted; those within a recorded graph count once, when it is recorded."""
+        return sum(group.nbytes for group in (self.world, self.tensor, self.host))
 
     @property
     def decides(self) -> bool:
@@ -444,8 +475,13 @@ class VocabularyHead(nn.Module):
 
     def __init__(self, rows: int, width: int, vocabulary: int, group: Group) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, width), requires_grad=False)
+        self.weight: nn.Parameter | None = nn.Parameter(torch.empty(rows, width), requires_grad=False)
+        self.quantized: nn.Module = nn.Identity()
         self.vocabulary, self.group = vocabulary, group
+
+    def quantize(self, quantized: nn.Module) -> None:
+        """Multiply by that in place of the weight, which stays with the embedding if they are tied."""
+        self.weight, self.quantized = None, quantized
 
     def forward(self, x: Tensor) -> Tensor:
         """x `(*lead, hidden)` -> `(*lead, vocabulary)`."""
@@ -495,12 +531,210 @@ def quantize_rows_together(model: nn.Module, scheme: Scheme, group: Group) -> No
             module.linear = quantized(module.linear.weight, scheme, group)
 
 
+def quantize_head(model: Any, scheme: Scheme) -> None:
+    """Quantise this rank's rows of a head that ranks share; any other is a linear layer like all others."""
+    head = model.lm_head
+    if isinstance(head, VocabularyHead) and head.weight is not None:
+        with torch.device("meta"):
+            rows = nn.Linear(head.weight.shape[1], head.weight.shape[0], bias=False)
+        rows.weight = head.weight
+        head.quantize(QuantizedLinear.from_linear(rows, scheme, "lm_head"))
+
+
+# ==== phase10/replicas.py ===========================================================================================
+# Replicas: further engines of the same model, each a process, that answer requests of one engine's queue.
+#
+#     replica 0     the engine that was loaded, in this process: it deals requests out, and takes in what comes back
+#     the others    step by themselves, as long as they have requests
+#
+# Each may be dealt to ranks of its own. A request goes to whoever has the fewest, when one has room.
+
+
+class Replicas:
+    """All others. Invariant: a request is in this process's queue or scheduler, or `given` to just one of these."""
+
+    def __init__(self, others: list[Replica], patience: float, threads_before: int) -> None:
+        self.all, self.patience, self.threads_before = others, patience, threads_before
+        self.ended = ""
+
+    @classmethod
+    def start(cls, engine_cls: Any, model: str, options: dict[str, Any], checked: Any) -> "Replicas":
+        """Start the processes; they load while this one does. Raises `DeviceError` or `OptionsError` before."""
+        if isinstance(launcher_of(checked.ranks), TorchrunLauncher):
+            raise OptionsError(
+                f"replicas = {checked.replicas}: torchrun's ranks are one engine's; start one ordinary process, which "
+                "starts the others itself (or set ranks=processes)"
+            )
+        for rank in range(checked.replicas * checked.world):
+            device_of(checked.device, rank)  # not there: refused here
+        threads = max(1, torch.get_num_threads() // checked.replicas)
+        made = cls([], checked.rank_timeout, torch.get_num_threads())
+        torch.set_num_threads(threads)
+        try:
+            for number in range(1, checked.replicas):
+                own = engine_cls.Options.of_replica(options, checked, number)
+                made.all.append(started(number, engine_cls, model, own, checked, threads))
+        except BaseException:
+            made.end("a replica could not be started")
+            raise
+        return made
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """In here this process loads its own; then it waits for the others. Raises `RankError` if one fails."""
+        try:
+            yield
+            deadline = time.monotonic() + LOAD_SECONDS
+            for replica in self.all:
+                while "loaded" not in replica.process.said:
+                    if replica.process.is_dead:
+                        raise RankError(f"replica {replica.process.obituary()}")
+                    if time.monotonic() > deadline:
+                        raise RankError(f"replica {replica.number} has not loaded within {LOAD_SECONDS:g} s")
+                    time.sleep(0.005)
+        except BaseException as error:
+            self.end(str(error))
+            raise
+
+    def least_loaded(self, own: int) -> Replica | None:
+        """Who has the fewest requests; None: this process, which has `own` of them."""
+        fewest = min(self.all, key=lambda replica: len(replica.given))
+        return fewest if len(fewest.given) < own else None
+
+    def advance(self, now: float, block: bool) -> list[Sequence]:
+        """What is new. `block`: wait until something is, or nobody has anything to do. Raises `RankError`."""
+        busy = [replica for replica in self.all if replica.given]
+        ready = wait([replica.link for replica in busy], self.patience if block else 0) if busy else []
+        try:
+            advanced = [one for replica in busy for one in replica.advance(now)]
+        except RankError as error:
+            raise self.blame(error) from error
+        late = time.monotonic() - self.patience
+        for replica in busy:
+            if replica.given and replica.link not in ready and replica.heard < late:
+                raise RankError(f"replica {replica.number} gave no answer for {self.patience:g} s (rank_timeout)")
+        return advanced
+
+    def blame(self, error: RankError) -> RankError:
+        """What the replica died of that this was noticed by, in its own words if it had any."""
+        time.sleep(0.1)
+        dead = next((replica for replica in self.all if replica.process.is_dead), None)
+        return error if dead is None else RankError(f"replica: {dead.process.obituary()}")
+
+    def end(self, why: str = "the engine was closed") -> None:
+        """Leave none behind; idempotent."""
+        if self.ended:
+            return
+        self.ended = why
+        for replica in self.all:
+            with suppress(OSError):
+                replica.link.close()
+            replica.process.let_go()
+        for replica in self.all:
+            replica.process.bury(patience=1.0)
+        torch.set_num_threads(self.threads_before)
+
+
+# ==== phase10/replicated.py =========================================================================================
+# Data parallel: an engine whose queue is answered by itself and by replicas of it, whoever has the least to do.
+
+
+class ReplicatedEngine(PreviousEngine):
+    """Deals requests out, and takes in what comes back. Without `replicas` it is the engine of the phase before.
+
+    A replica that dies ends all, as a rank does: what is unfinished anywhere fails with its error.
+    """
+
+    replicas: Replicas | None = None
+
+    def _take_in(self) -> None:
+        """Deal the queue out, as long as anybody has room for another request in a step."""
+        if self.replicas is None:
+            super()._take_in()
+            return
+        while self.inbox:
+            own = len(self.scheduler.running) + len(self.scheduler.waiting)
+            replica = self.replicas.least_loaded(own)
+            if (own if replica is None else len(replica.given)) >= self.options.max_batch:
+                return
+            sequence = self.inbox.popleft()
+            if replica is None:
+                self.scheduler.add(sequence)
+            else:
+                replica.take(sequence, self.reader.eos_token_ids, self.device.clock())
+
+    def step(self) -> list[Sequence]:
+        """As before, and what the others have done meanwhile; waits for them if there is nothing to do here."""
+        if self.replicas is None:
+            return super().step()
+        with self.stepping:
+            if self.replicas.ended:
+                return self._fail_all(
+                    RankError(f"the replicas have ended: {self.replicas.ended}; load the model again")
+                )
+            try:
+                advanced = super().step()
+                lost = next((one.error for one in advanced if isinstance(one.error, RankError)), None)
+                if lost is not None:  # of this replica's own ranks
+                    raise lost
+                idle = not (advanced or self.launched or self.scheduler.running or self.scheduler.waiting)
+                return advanced + self.replicas.advance(self.device.clock(), block=idle)
+            except RankError as error:
+                self.replicas.end(str(error))
+                return self._fail_all(error)
+
+    def _fail_all(self, error: RankError) -> list[Sequence]:
+        """Nobody answers any more: end every request that is not finished."""
+        assert self.replicas is not None
+        elsewhere = [sequence for replica in self.replicas.all for sequence in replica.given.values()]
+        failed = [*self.inbox, *self.scheduler.running, *self.scheduler.waiting, *elsewhere]
+        self.inbox.clear()
+        for replica in self.replicas.all:
+            replica.given.clear()
+        for sequence in failed:
+            sequence.error = error
+            sequence.finish(FinishReason.ABORT, self.device.clock())
+            self.release(sequence)
+        return failed
+
+    def abort(self, request_id: int) -> bool:
+        """As before, wherever the request is."""
+        if self.replicas is not None and not self.in_step:
+            with self.stepping, suppress(RankError):  # the next step tells
+                self._take_in()
+                found = [one for one in self.inbox if one.id == request_id]
+                found += [one for replica in self.replicas.all if (one := replica.take_back(request_id))]
+                for sequence in found:
+                    if sequence in self.inbox:
+                        self.inbox.remove(sequence)
+                    sequence.finish(FinishReason.ABORT, self.device.clock())
+                    return True
+        return super().abort(request_id)
+
+    def debug_state(self) -> dict[str, Any]:
+        """As before, of this process; `replicas` has the same of the others, at the ends of their steps."""
+        state = super().debug_state()
+        if self.replicas is not None:
+            with self.stepping:
+                state["replicas"] = [replica.tell("debug_state") for replica in self.replicas.all]
+        return state
+
+    def kv_usage(self) -> Any:
+        """As before, of all together."""
+        usage = super().kv_usage()
+        if self.replicas is None:
+            return usage
+        with self.stepping:
+            each = [usage, *(replica.tell("kv_usage") for replica in self.replicas.all)]
+        return usage._replace(**{name: sum(getattr(one, name) for one in each) for name in usage._fields})
+
+
 # ==== phase10/shard.py ==============================================================================================
 # Shard: one rank's part of a model, built on its device from its slices of the files alone.
 
 
-def build_shard(checkpoint: Checkpoint, plan: ShardPlan, ranks: Ranks, dtype: torch.dtype, device: torch.device) -> Any:
-    """This rank's module on `device`; `bytes_read` of it says what it took of the files. Raises `CheckpointError`."""
+def build_shard(checkpoint: Checkpoint, plan: ShardPlan, ranks: Ranks, dtype: torch.dtype, home: Home) -> Any:
+    """This rank's module; `bytes_read` of it says what it took of the files. Raises `CheckpointError`."""
     if getattr(checkpoint.config, "quantization", None) is not None:
         raise CheckpointError(
             f"{checkpoint.folder} is stored quantised, which cannot be dealt to ranks: load the original with "
@@ -512,11 +746,11 @@ def build_shard(checkpoint: Checkpoint, plan: ShardPlan, ranks: Ranks, dtype: to
     model.bytes_read = 0
     for name, _ in list(model.named_parameters()):
         if name_of_nothing(model, name):
-            place(model, name, torch.empty(0, plan.config.hidden_size, dtype=dtype, device=device))
+            place(model, name, torch.empty(0, plan.config.hidden_size, dtype=dtype, device=home(name)))
             continue
         whole = plan.name_in_whole(name)
         part = plan.part(whole)
-        place(model, name, read_part(sources[whole], part, dtype, device))
+        place(model, name, read_part(sources[whole], part, dtype, home(name)))
         model.bytes_read += part_bytes(sources[whole], part)
         ranks.say("read")
     model.tie()
@@ -565,7 +799,7 @@ def fill(made: Tensor, values: Tensor, part: Part) -> None:
 # Phase 10's change: `build_model` takes this rank's shard only, `forward` is one of all ranks together.
 
 
-class Engine(PreviousEngine):
+class Engine(ReplicatedEngine):
     """A model that is dealt to several ranks. This process is rank 0: it alone schedules and samples."""
 
     Options = ParallelOptions
@@ -580,6 +814,8 @@ class Engine(PreviousEngine):
         and leave by `SystemExit`. Raises `RankError` if another rank fails.
         """
         checked = make_options(cls.Options, options)
+        if checked.replicas > 1:
+            return cls.load_replicas(model, options, checked)
         if checked.world == 1:
             return super().load(model, **options)  # type: ignore[return-value]
         ranks = checked.ranks if isinstance(checked.ranks, Ranks) else None
@@ -596,6 +832,16 @@ class Engine(PreviousEngine):
         return engine
 
     @classmethod
+    def load_replicas(cls, model: str, options: dict[str, Any], checked: ParallelOptions) -> "Engine":
+        """The engine of this process, to which the others belong; they end with it."""
+        replicas = Replicas.start(cls, model, options, checked)
+        with replicas.loading():
+            engine = cls.load(model, **cls.Options.of_replica(options, checked, 0))
+        engine.replicas = replicas
+        weakref.finalize(engine, replicas.end)
+        return engine
+
+    @classmethod
     def build_model(cls, checkpoint: Checkpoint, options: EngineOptions) -> nn.Module:
         """Checkpoint -> this rank's shard of the module on its device."""
         ranks = getattr(options, "ranks", None)
@@ -603,12 +849,15 @@ class Engine(PreviousEngine):
             return super().build_model(checkpoint, options)
         device = Device.get(options.device)
         dtype, _ = device.dtype(options.dtype, checkpoint.dtype)
-        plan = cls.Plan(checkpoint.config, ranks.place)
-        model = build_shard(checkpoint, plan, ranks, dtype, device.torch_device)
+        plan = ranks.plan = cls.Plan(checkpoint.config, ranks.place)
+        model = build_shard(checkpoint, plan, ranks, dtype, lambda name: cls.home(name, plan.config, options))
         asked = cast(ParallelOptions, options)
         ranks.begin(asked.max_batch, model.bytes_read)
         if asked.quantization is not None:
-            quantize_rows_together(model, find_scheme(asked.quantization, asked.group_size), ranks.tensor)
+            scheme = find_scheme(asked.quantization, asked.group_size)
+            quantize_rows_together(model, scheme, ranks.tensor)
+            if asked.quantize_head:
+                quantize_head(model, scheme)
         return model
 
     def allocate(self) -> None:
@@ -649,6 +898,8 @@ class Engine(PreviousEngine):
         self.close()
 
     def close(self) -> None:
-        """End the other ranks; also done when the engine is collected, or the process ends."""
+        """End the other ranks and replicas; also done when the engine is collected, or the process ends."""
+        if self.replicas is not None:
+            self.replicas.end()
         if self.ranks is not None:
             self.ranks.close()

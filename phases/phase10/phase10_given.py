@@ -12,12 +12,15 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import IntEnum
 from itertools import count
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,8 +36,11 @@ from minfer.core.device import Device
 from minfer.core.errors import DeviceError, OptionsError
 from minfer.core.group import Group, RankError, World
 from minfer.core.options import at_least, option
-from minfer.phase8 import GraphOptions as PreviousOptions
-from minfer.phase8 import PagedStep, PerChannel, QuantizedLinear
+from minfer.core.params import SamplingParams
+from minfer.core.sequence import Sequence
+from minfer.core.tokenizer import Tokenizer
+from minfer.phase9 import PagedStep, PerChannel, QuantizedLinear
+from minfer.phase9 import StreamOptions as PreviousOptions
 
 # ==== phase10/shard_plan.py =========================================================================================
 # ShardPlan: which slice of which parameter belongs to which rank.
@@ -101,6 +107,24 @@ class Part(NamedTuple):
     def shape(self, whole: Items[int]) -> tuple[int, ...]:
         """The slice's shape, of a parameter of shape `whole`."""
         return tuple(self.size if dim == self.dim else length for dim, length in enumerate(whole))
+
+
+class Communication(NamedTuple):
+    """Bytes of activations that one rank's operations are on, in a step of N tokens of which R have logits:
+
+    N · hidden       for each sum, of the embedding and two per layer; and from, and to, another stage
+    R · hidden       for the last layer's two: what follows the last attention is done for these rows only
+    R · vocabulary   for logits that are gathered, with padding, and for those that another stage gives to rank 0
+
+    What rank 0 announces of the step, and rows that only fill up a graph, come on top.
+    """
+
+    per_token: int
+    per_row: int
+
+    def of(self, tokens: int, rows: int) -> int:
+        """Of one step."""
+        return tokens * self.per_token + rows * self.per_row
 
 
 def channels(heads: range, head_dim: int) -> range:
@@ -271,18 +295,18 @@ class Job:
     options: dict[str, Any]
     parts: int
     stages: int
-    port: int
+    port: int  # where ranks meet; of a replica, the file that is its end of a connection
     patience: float
     rank: int = 0
 
     @classmethod
-    def of(cls, engine_cls: type, model: str, options: dict[str, Any], checked: Any, port: int) -> "Job":
+    def of(cls, engine_cls: type, model: str, options: dict[str, Any], checked: Any, port: int, rank: int = 0) -> "Job":
         """The job of all ranks. They run minfer's own class that `engine_cls` is made of."""
         base = next(c for c in engine_cls.__mro__ if c.__module__.startswith("minfer.phase"))
-        kept = {name: value for name, value in options.items() if name not in ("ranks", "device")}
-        kept["device"] = checked.device
+        kept = {"device": checked.device, **{name: value for name, value in options.items() if name != "ranks"}}
         parts, stages = checked.tensor_parallel, checked.pipeline_parallel
-        return cls((base.__module__, base.__name__), str(model), kept, parts, stages, port, checked.rank_timeout)
+        engine = (base.__module__, base.__name__)
+        return cls(engine, str(model), kept, parts, stages, port, checked.rank_timeout, rank)
 
     def packed(self) -> bytes:
         """One line. Raises `OptionsError` for an option that is a live object."""
@@ -299,9 +323,9 @@ class Job:
 
 
 class Process:
-    """One rank's process."""
+    """One rank's process, or a replica's. `keep`: open files that it inherits."""
 
-    def __init__(self, job: Job, threads: int) -> None:
+    def __init__(self, job: Job, threads: int, module: str = "", keep: Items[int] = ()) -> None:
         self.rank = job.rank
         self.said: set[str] = set()
         self.error = ""
@@ -310,11 +334,12 @@ class Process:
         self.printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process is buried)
         packed = job.packed()
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", WORKER],
+            [sys.executable, "-m", module or WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.printed,
             env=environment(threads),
+            pass_fds=keep,
         )
         assert self.popen.stdin is not None
         self.popen.stdin.write(packed)
@@ -370,13 +395,13 @@ class Process:
 
 
 class Processes(Others):
-    """All other ranks' processes, on this machine, whose cores all ranks share evenly: each has as many threads."""
+    """All other ranks' processes, on this machine; all ranks share evenly the threads that this process had."""
 
     def __init__(self, job: Job, world: int, patience: float) -> None:
         self.patience = patience
         self.threads_before = torch.get_num_threads()
-        self.threads = max(1, (os.cpu_count() or 1) // world)
-        torch.set_num_threads(min(self.threads, self.threads_before))
+        self.threads = max(1, self.threads_before // world)
+        torch.set_num_threads(self.threads)
         self.all: list[Process] = []
         try:
             for rank in range(1, world):
@@ -463,7 +488,7 @@ class TorchGroup(Group):
 
     def __init__(self, made: Any, patience: float) -> None:
         self.made: Any = made
-        self.seconds, self.calls = 0.0, 0  # that this host has spent in operations; GPUs work on beside it
+        self.seconds = 0.0  # that this host has spent in operations; GPUs work on beside it
         self.rank, self.size = made.rank(), made.size()
         self.patience = timedelta(seconds=patience)
         from torch._C._distributed_c10d import AllgatherOptions  # absent where torch.distributed is
@@ -514,7 +539,6 @@ class TorchGroup(Group):
         except RuntimeError as error:
             raise RankError(f"rank {self.rank} of {self.size} in {what}: {error}") from error
         self.seconds += time.perf_counter() - began
-        self.calls += 1
 
 
 def gloo(store: Any, name: str, rank: int, size: int, host: str, patience: float) -> Any:
@@ -628,6 +652,151 @@ def quantized(weight: torch.Tensor, scheme: PerChannel, group: Group) -> Quantiz
     return layer
 
 
+# ==== phase10/replica_message.py ====================================================================================
+# What is said between an engine and its replicas, over one connection each; tokens and numbers, never tensors.
+
+
+@dataclass(frozen=True)
+class Take:
+    """A request for the replica to answer, with the seed that its draws depend on."""
+
+    id: int
+    prompt_ids: list[int]
+    params: SamplingParams
+    index: int
+    seed: int
+    eos_token_ids: tuple[int, ...]
+    context: int
+
+    @classmethod
+    def of(cls, sequence: Sequence, eos_token_ids: tuple[int, ...]) -> "Take":
+        """The request that `sequence` is."""
+        facts = (sequence.params, sequence.index, sequence.seed)
+        return cls(sequence.id, sequence.prompt_ids, *facts, eos_token_ids, sequence.context)
+
+    def sequence(self, tokenizer: Tokenizer | None, arrived: float) -> Sequence:
+        """The same request in the replica."""
+        made = Sequence(
+            self.prompt_ids,
+            self.params,
+            tokenizer=tokenizer,
+            eos_token_ids=self.eos_token_ids,
+            context=self.context,
+            index=self.index,
+            arrived=arrived,
+        )
+        made.id, made.seed = self.id, self.seed
+        return made
+
+
+class TakeBack(NamedTuple):
+    """Nobody waits for that request any longer."""
+
+    id: int
+
+
+class Tell(NamedTuple):
+    """What does that method of the engine return? A `Told` answers."""
+
+    method: str
+
+
+class Told(NamedTuple):
+    """The answer to a `Tell`."""
+
+    value: Any
+
+
+# ==== phase10/replicas.py ===========================================================================================
+# Replicas: further engines of the same model, each a process, that answer requests of one engine's queue.
+#
+#     replica 0     the engine that was loaded, in this process: it deals requests out, and takes in what comes back
+#     the others    step by themselves, as long as they have requests
+#
+# Each may be dealt to ranks of its own. A request goes to whoever has the fewest, when one has room.
+
+
+WORKER = "minfer.phase10.replica_worker"
+LOAD_SECONDS = 600.0
+"""Within which a replica must have loaded, and compiled and recorded whatever it does."""
+
+
+class Replica:
+    """One of the others, as this process sees it; `given` are the requests that it has and that are not finished."""
+
+    def __init__(self, number: int, process: Process, link: Connection) -> None:
+        self.number, self.process, self.link = number, process, link
+        self.given: dict[int, Sequence] = {}
+        self.handed: dict[int, float] = {}
+        self.heard = time.monotonic()
+        self.unread: list[Any] = []  # messages that came while another was waited for
+
+    def take(self, sequence: Sequence, eos_token_ids: tuple[int, ...], now: float) -> None:
+        """Hand a request over. Raises `RankError`."""
+        if not self.given:
+            self.heard = time.monotonic()
+        self.given[sequence.id], self.handed[sequence.id] = sequence, now
+        self.send(Take.of(sequence, eos_token_ids))
+
+    def take_back(self, request_id: int) -> Sequence | None:
+        """A request that nobody waits for any longer; None if it has no such request."""
+        sequence = self.given.pop(request_id, None)
+        if sequence is not None:
+            del self.handed[request_id]
+            self.send(TakeBack(request_id))
+        return sequence
+
+    def tell(self, method: str) -> Any:
+        """What a method of its engine returns, at the end of its step."""
+        self.send(Tell(method))
+        while True:
+            message = self.receive()
+            if isinstance(message, Told):
+                return message.value
+            self.unread.append(message)
+
+    def advance(self, now: float) -> list[Sequence]:
+        """Take in what it has said. Returns the requests that advanced, or failed."""
+        while self.link.poll(0):
+            self.unread.append(self.receive())
+        messages, self.unread = self.unread, []
+        advanced = []
+        for new in (one for message in messages for one in message):
+            sequence = self.given.get(new.id)
+            if sequence is None:  # taken back meanwhile
+                continue
+            new.apply(sequence, self.handed[new.id], now)
+            advanced.append(sequence)
+            if sequence.finished:
+                del self.given[new.id], self.handed[new.id]
+        return list(dict.fromkeys(advanced))  # some may have made more than one step meanwhile
+
+    def send(self, message: Any) -> None:
+        """Raises `RankError` if it is gone."""
+        try:
+            self.link.send(message)
+        except OSError as error:
+            raise RankError(f"replica {self.number} cannot be reached: {error}") from error
+
+    def receive(self) -> Any:
+        """Raises `RankError` if it is gone."""
+        try:
+            message = self.link.recv()
+        except (EOFError, OSError) as error:
+            raise RankError(f"replica {self.number} cannot be reached: {error}") from error
+        self.heard = time.monotonic()
+        return message
+
+
+def started(number: int, engine_cls: type, model: str, options: dict[str, Any], checked: Any, threads: int) -> Replica:
+    """Start a replica's process, with one end of a connection."""
+    ours, theirs = Pipe()
+    job = Job.of(engine_cls, model, options, checked, port=theirs.fileno(), rank=number)
+    process = Process(job, threads, WORKER, keep=[theirs.fileno()])
+    theirs.close()
+    return Replica(number, process, ours)
+
+
 # ==== phase10/shard.py ==============================================================================================
 # Shard: one rank's part of a model, built on its device from its slices of the files alone.
 
@@ -640,6 +809,9 @@ class Names(NamedTuple):
     norm: str
     row_parallel: tuple[str, str]  # within a block
 
+
+Home = Callable[[str], torch.device]
+"""Where a parameter of the shard, of that name in it, is to lie."""
 
 LLAMA = Names("layers", "embed_tokens", "norm", ("self_attn.o_proj", "mlp.down_proj"))
 GPT_2 = Names("h", "wte", "ln_f", ("attn.c_proj", "mlp.c_proj"))
@@ -671,6 +843,7 @@ class ParallelOptions(PreviousOptions):
 
     tensor_parallel: int = option(1, "ranks that share each layer's work; each has some heads and channels")
     pipeline_parallel: int = option(1, "stages of layers, one after another, each on ranks of its own")
+    replicas: int = option(1, "engines that answer one queue, each with ranks of its own")
     rank_timeout: float = option(15.0, "seconds without an answer after which a rank counts as hung, and all end")
     ranks: Any = option("auto", "who runs the other ranks: auto (torchrun's if there are any), processes, torchrun")  # noqa: RUF009
 
@@ -678,10 +851,20 @@ class ParallelOptions(PreviousOptions):
         super().__post_init__()
         at_least(self, "tensor_parallel", 1)
         at_least(self, "pipeline_parallel", 1)
+        at_least(self, "replicas", 1)
         if not 0 < self.rank_timeout < float("inf"):
             raise OptionsError(f"rank_timeout = {self.rank_timeout}: give a number of seconds above 0")
 
     @property
     def world(self) -> int:
-        """How many ranks there are."""
+        """How many ranks there are, of one replica."""
         return self.tensor_parallel * self.pipeline_parallel
+
+    @classmethod
+    def of_replica(cls, given: dict[str, Any], checked: "ParallelOptions", number: int) -> dict[str, Any]:
+        """The options of one replica, of those `given`: its own devices, or its share of the host's memory."""
+        device = device_of(checked.device, number * checked.world).torch_device
+        own = {"device": checked.device, "memory_share": checked.memory_share / checked.replicas}
+        if device.type != "cpu":
+            own = {"device": str(device)}
+        return {**given, **own, "replicas": 1}

@@ -1,6 +1,6 @@
 """Phase 11, Profiling: the starter. Each task is a `raise NotImplementedError` to replace.
 
-Task 1, 16 points. The parts of a step: Laps.begin, Laps.next, Laps.end
+Task 1, 16 points. The parts of a step: Laps.begin, Laps.next, Laps.end, Laps._share_out
 Task 2, 45 points. Latencies: Metrics.add, Metrics.figures, Limits.met
 Task 3, 25 points. A line for each step: StepLog.add, StepLog.line, Observer.facts
 Task 4, 8 points. What a step must cost: StepCost.of
@@ -8,7 +8,7 @@ Task 5, 6 points. Where the time goes: covered, kernels_of
 
 Copy it (`minfer start 11`), write, then look what is right: `minfer check 11`, or
 `pytest tests/phase11 --engine work/phase11.py`. Hints: `minfer hint 11 1`.
-It builds on the reference of phase 8; to build on your own, import that instead.
+It builds on the reference of phase 10; to build on your own, import that instead.
 """
 
 import json
@@ -16,6 +16,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as AbcSequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -40,13 +41,17 @@ from phase11_given import (
     Counters,
     Kernel,
     MemoryParts,
+    Observed,
     ProfilingOptions,
+    Seconds,
     StepFacts,
+    Turn,
     Unsettled,
     Watches,
     Work,
     _checked,
     _known,
+    _last,
     _milliseconds,
     _open,
     _rate,
@@ -64,8 +69,9 @@ from minfer.core.errors import OptionsError
 from minfer.core.latency import e2e, gaps, tpot, ttft
 from minfer.core.prompts import Params, Prompts
 from minfer.core.sequence import Completion, FinishReason, Sequence
-from minfer.core.trace import Trace, check_path, peak_bytes
-from minfer.phase8 import Engine as PreviousEngine
+from minfer.core.trace import Counter, Trace, check_path, peak_bytes
+from minfer.phase10 import Engine as PreviousEngine
+from minfer.phase10 import ShardPlan
 
 # ==== phase11/limits.py =============================================================================================
 # Limits: what a service promises, by which goodput is counted.
@@ -111,34 +117,37 @@ def preset(name: str) -> Limits:
 
 
 # ==== phase11/laps.py ===============================================================================================
-# Laps: a step's time on the host, shared out among its parts.
+# Laps: the host's time in the engine's steps, shared out among the parts of what was launched and what has landed.
 
 
 class Laps:
-    """Each part lasts until the next begins, so the parts add up to the step, whatever lies between them.
+    """Each part lasts until the next begins, so the parts add up to the turns, whatever lies between them.
 
-    While `tracing`, the step and each part are also ranges in torch.profiler's trace; invariant: at `end` none is open.
+    While `tracing`, turns and parts are also ranges in torch.profiler's trace; invariant: between turns none is open.
     """
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.tracing = False
-        self.current: str | None = None  # None: no step is running
-        self.seconds = dict.fromkeys(PARTS, 0.0)
-        self.started = self.since = 0.0
+        self.part: str | None = None  # None: no turn is running
+        self.seconds: Seconds = {}  # of whom the running part is
+        self.since = 0.0
         self._ranges: list[record_function] = []
 
-    def begin(self) -> None:
-        """A step begins, and its first part."""
+    def begin(self, seconds: Seconds) -> None:
+        """A turn begins by scheduling a step that has these `seconds`."""
         raise NotImplementedError("P11 task 1: Laps.begin")
 
-    def next(self, part: str) -> None:
-        """The running part ends here and `part` begins; nothing outside of a step."""
+    def next(self, part: str, seconds: Seconds) -> None:
+        """The running part ends here; `part` of the step that has these `seconds` begins."""
         raise NotImplementedError("P11 task 1: Laps.next")
 
-    def end(self) -> float:
-        """The step ends, and with it its last part; returns its seconds."""
+    def end(self) -> None:
+        """The turn ends, and with it its last part."""
         raise NotImplementedError("P11 task 1: Laps.end")
+
+    def _share_out(self) -> None:
+        raise NotImplementedError("P11 task 1: Laps._share_out")
 
     def _open(self, name: str) -> None:
         opened = record_function(RANGE + name)
@@ -205,7 +214,7 @@ class Metrics:
 
 
 # ==== phase11/step_cost.py ==========================================================================================
-# StepCost: the arithmetic and the memory traffic that a step cannot do without, from the config and the sizes.
+# StepCost: the arithmetic and the traffic that a step cannot do without, from the config and the sizes.
 
 
 class StepCost:
@@ -216,20 +225,24 @@ class StepCost:
                not: half of a prompt's are masked out, and computed
     read       all weights once, and the keys and values of Σ sᵢ tokens
     written    the keys and values of N tokens
+    comm       activations between ranks: see `phase10.Communication`; 0 for one rank
 
-    The gathering of pages, activations and padding come on top: the figures are what must be, not what is.
+    All is of this rank: its layers, heads, channels, and rows of the head. The gathering of pages, activations and
+    padding come on top: the figures are what must be, not what is.
     """
 
-    def __init__(self, config: ModelConfig, weight_bytes: int, kv_itemsize: int) -> None:
+    def __init__(self, config: ModelConfig, weight_bytes: int, kv_itemsize: int, plan: ShardPlan | None = None) -> None:
+        """`config` and `weight_bytes` are the shard's, where the model is dealt by `plan`."""
         query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         gated = config.rope is not None  # GPT-2's MLP has no gate
         mlp = config.intermediate_size * (3 if gated else 2)
         layer = config.hidden_size * (2 * query + 2 * kv + mlp)
         self.per_token = 2 * config.num_layers * layer
-        self.per_row = 2 * config.vocab_size * config.hidden_size
+        self.per_row = 2 * (plan.head_rows if plan else config.vocab_size) * config.hidden_size
         self.per_pair = 4 * config.num_layers * query
         self.weight_bytes = weight_bytes
         self.kv_bytes = config.kv_numbers_per_token * kv_itemsize
+        self.communication = plan.communication(kv_itemsize) if plan else None
 
     def of(self, tokens: int, rows: int, pairs: int, context: int) -> Cost:
         """`tokens` N, `rows` R, `pairs` Σ qᵢ·sᵢ, `context` Σ sᵢ."""
@@ -306,112 +319,174 @@ class StepLog:
 
 
 # ==== phase11/observer.py ===========================================================================================
-# Observer: sees one step after another of an engine, and writes down what it saw.
+# Observer: sees one turn after another of an engine, what is launched in it and what lands, and writes it down.
 
 
 class Observer:
-    """Owns the log, the metrics and the stopwatches. It never waits for the device."""
+    """Owns the log, the metrics and the stopwatches. It never waits for the device.
+
+    A step's line is written when its tokens are taken in, or when it is dropped because its requests have ended.
+    """
 
     def __init__(self, engine: Any) -> None:
         self.device = engine.device
         self.laps = Laps(engine.device)
         self.log = StepLog(engine.options.max_batch, engine.options.step_log)
         self.metrics = Metrics()
-        self.cost = StepCost(engine.config, tensor_bytes(engine.model)[0], engine.dtype.itemsize)
+        plan = engine.ranks.plan if engine.ranks else None
+        self.cost = StepCost(engine.config, tensor_bytes(engine.model)[0], engine.dtype.itemsize, plan)
         self.rotation = cycle([Watches(self.device.stopwatch(), self.device.stopwatch()) for _ in range(PAIRS)])
-        self.unsettled: deque[Unsettled] = deque()
-        self.forget()
-
-    def forget(self) -> None:
-        """Nothing is known of the step in hand."""
-        self.work: list[Work] = []
-        self.watches: list[Watches] = []
-        self.first: list[Sequence] = []
-        self.rows = self.pairs = self.context = 0
-        self.drawn = 0  # forwards whose tokens were drawn
-
-    # ---- during a step -------------------------------------------------------------------------------------------
-
-    def begin(self, engine: Any) -> None:
-        """A step begins."""
-        begun = self.device.clock()
-        self.forget()
         self.before = Counters.of(engine)
-        self.laps.begin()
-        self.spent = self.laps.started - begun
+        self.next = Observed()  # the step that is being scheduled
+        self.flying: list[Observed] = []
+        self.unsettled: deque[Unsettled] = deque()
+        self.turns: list[Turn] = []
 
-    def prepares(self, sequences: list[Sequence]) -> None:
-        """These are about to be computed, as far as they are scheduled."""
-        self.laps.next("prepare")
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """In here turns and parts are ranges of torch.profiler too; `turns` has what each turn was about."""
+        self.laps.tracing, self.turns = True, []
+        try:
+            yield
+        finally:
+            self.laps.tracing = False
+
+    # ---- a turn --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def turn(self, engine: Any) -> Iterator[list[Sequence]]:
+        """A turn of `engine`; whoever advances in it is to be put into the list."""
+        begun = self.device.clock()
+        advanced: list[Sequence] = []
+        if self.laps.tracing:
+            self.turns.append(Turn([], []))
+        self.next = Observed()
+        self.laps.begin(self.next.seconds)
+        self.next.started, self.next.spent = self.laps.since, self.laps.since - begun
+        try:
+            yield advanced
+        finally:
+            self.laps.end()
+            self.write(engine)
+            for sequence in advanced:
+                if sequence.finished:
+                    self.metrics.add(sequence)
+
+    @contextmanager
+    def launch(self, engine: Any, sequences: list[Sequence]) -> Iterator[Observed]:
+        """The scheduled step is launched; its `drawing` is to be set, else it has failed."""
+        observed = self.next
+        observed.step = engine.launched[-1]
+        self.flying.append(observed)
+        if self.laps.tracing:
+            self.turns[-1].launched.append(observed)
+        self.laps.next("prepare", observed.seconds)
         for sequence in sequences:
             new, end = sequence.num_scheduled, sequence.num_cached + sequence.num_scheduled
             kind = PREFILL if end <= sequence.num_prompt else DECODE if new == 1 else RECOMPUTE
-            self.work.append(Work(sequence.id, new, kind))
-            self.pairs += new * end
-            self.context += end
+            observed.work.append(Work(sequence.id, new, kind))
+            observed.pairs += new * end
+            observed.context += end
+        try:
+            yield observed
+            if observed.watches is not None:
+                observed.watches.sample.stop()
+        except BaseException:
+            observed.watches = None  # of which one was never stopped
+            raise
+        finally:
+            now = Counters.of(engine)
+            observed.counted, self.before = now.since(self.before), now
+            self.next = Observed(started=self.device.clock())
+            self.laps.next("schedule", self.next.seconds)
+        observed.first = [one for one in observed.drawing if not one.output_ids and not one.num_pending]
 
-    def forwards(self) -> bool:
-        """A forward is about to begin. False: it is none of a step's, but scores a prompt, or serves another rank."""
-        if self.laps.current != "prepare":
-            return False
-        self.laps.next("forward")
-        self.watches.append(next(self.rotation))
-        self.watches[-1].forward.start()
-        return True
-
-    def forwarded(self) -> None:
-        """It has been launched."""
-        self.watches[-1].forward.stop()
-
-    def samples(self) -> bool:
-        """Tokens are about to be drawn. False: it is no step's draw."""
-        if self.laps.current != "forward":
-            return False
-        self.laps.next("sample")
-        self.watches[-1].sample.start()
-        return True
-
-    def sampled(self, sequences: list[Sequence]) -> None:
-        """Tokens of these have been drawn, though perhaps not read."""
-        self.watches[-1].sample.stop()
-        self.drawn += 1
-        self.rows += len(sequences)
-        self.first += [sequence for sequence in sequences if not sequence.output_ids]
-        self.laps.next("commit")
-
-    # ---- after a step --------------------------------------------------------------------------------------------
-
-    def end(self, engine: Any, advanced: list[Sequence]) -> None:
-        """The step is over: write it down, with the requests that finished in it."""
-        seconds = self.laps.end()
-        if not self.work and not advanced:
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """A forward. It may be none of a step's, but score a prompt, or serve another rank: then nothing is noted."""
+        if self.laps.part != "prepare":
+            yield
             return
-        number = self.log.add(self.facts(engine, seconds, advanced), self.work)
-        whole = self.drawn == len(self.watches)  # else a forward failed, and its stopwatch was never stopped
-        first = [sequence for sequence in self.first if sequence.timestamps.scheduled is not None]  # else rolled back
-        self.unsettled.append(Unsettled(number, self.watches if whole else [], first))
-        self.log.took(number, self.spent + self.device.clock() - self.laps.started - seconds)
-        self.settle()
-        for sequence in advanced:
-            if sequence.finished:
-                self.metrics.add(sequence)
+        observed = self.flying[-1]
+        self.laps.next("forward", observed.seconds)
+        watches = observed.watches = next(self.rotation)
+        watches.forward.start()
+        yield
+        watches.forward.stop()
+        self.laps.next("sample", observed.seconds)
+        watches.sample.start()
 
-    def facts(self, engine: Any, seconds: float, advanced: list[Sequence]) -> StepFacts:
-        """What the step was, by what was seen of it and by what the engine has counted since it began."""
+    @contextmanager
+    def landing(self, engine: Any) -> Iterator[list[Sequence]]:
+        """The tokens of the oldest step are waited for and taken in; who advances is to be put into the list."""
+        step = engine.launched[0]
+        observed = next((one for one in self.flying if one.step is step), Observed())  # launched before `forget`
+        self.laps.next("commit", observed.seconds)
+        advanced: list[Sequence] = []
+        try:
+            yield advanced
+        finally:
+            observed.finished = sum(sequence.finished for sequence in advanced)
+            observed.failed = sum(sequence.error is not None for sequence in advanced)
+            observed.taken = len(advanced) - observed.failed
+            self.laps.next("schedule", self.next.seconds)
+
+    # ---- after a turn --------------------------------------------------------------------------------------------
+
+    def write(self, engine: Any) -> None:
+        """Write down the steps that are no longer in flight: they have landed, or were dropped."""
+        flying = [one for one in self.flying if any(one.step is step for step in engine.launched)]
+        over = [one for one in self.flying if not any(one is other for other in flying)]
+        self.flying = flying
+        if over:  # scheduling what was not launched, because nobody had anything to do
+            over[-1].seconds["schedule"] += self.next.seconds["schedule"]
+        for observed in over:
+            begun = self.device.clock()
+            number = self.log.add(self.facts(engine, observed), observed.work)
+            first = [sequence for sequence in observed.first if sequence.timestamps.scheduled is not None]
+            self.unsettled.append(Unsettled(number, observed.watches, first))
+            if self.laps.tracing:
+                self.turns[-1].over.append(number)
+            self.log.took(number, observed.spent + self.device.clock() - begun)
+        self.settle()
+
+    def facts(self, engine: Any, observed: Observed) -> StepFacts:
+        """What the step was, by what was seen of it and by what the engine has counted meanwhile."""
         raise NotImplementedError("P11 task 3: Observer.facts")
 
     def settle(self) -> None:
         """Read the stopwatches of steps that the device has done."""
         while self.unsettled:
             step = self.unsettled[0]
-            waiting = sum(len(one.watches) for one in self.unsettled)
-            if waiting < PAIRS - 2 and not all(watches.sample.done() for watches in step.watches):
+            if len(self.unsettled) < PAIRS - 2 and step.watches is not None and not step.watches.sample.done():
                 return
             self.unsettled.popleft()
-            self.log.settle(step.number, sum(w.forward.seconds() for w in step.watches) if step.watches else np.nan)
+            self.log.settle(step.number, np.nan if step.watches is None else step.watches.forward.seconds())
             for sequence in step.first:
-                if sequence.timestamps.drawing is None and step.watches:
-                    sequence.timestamps.drawing = step.watches[-1].sample.seconds()
+                if sequence.timestamps.drawing is None and step.watches is not None:
+                    sequence.timestamps.drawing = step.watches.sample.seconds()
+
+
+# ==== phase11/tracks.py =============================================================================================
+# Tracks: what the log knows of each step, as counter tracks of a trace.
+
+
+def tracks(records: list[Any], turns: list[Turn], log: StepLog) -> Iterator[Counter]:
+    """Samples for the ranges in a trace's records of some turns, the last of which is the trace's last.
+
+    Tokens are what is computed from a step's launch on; requests and blocks are as the turn has left them.
+    """
+    launched = [observed for turn in turns for observed in turn.launched]
+    for record, observed in _last(records, "prepare", launched):
+        tokens = sum(one.tokens for one in observed.work)
+        padded = observed.counted.graph_rows - observed.counted.rows
+        yield Counter("tokens in the step", record.start_ns(), {"for requests": tokens, "padding": padded})
+    kept = log.numbers()
+    for record, turn in _last(records, "step", turns):
+        if turn.over and turn.over[-1] in kept:
+            line = log.line(turn.over[-1])
+            yield Counter("requests", record.end_ns(), {name: line[name] for name in ("running", "waiting")})
+            yield Counter("blocks of the KV cache", record.end_ns(), {"used": line["used_blocks"]})
 
 
 # ==== phase11/profile.py ============================================================================================
@@ -458,11 +533,12 @@ class Profile:
         if path is not None:
             check_path(path)
         kind = device.torch_device.type
+        device.synchronize()  # else what was queued before is at work in the trace
         trace = Trace.of(whole, kind, memory=True)
-        if path is not None:
-            trace.write(path)
-        made.completions = [sequence.completion() for sequence in sequences]
         records = trace.records
+        if path is not None:
+            trace.write(path, tracks(records, engine.observer.turns, engine.observer.log))
+        made.completions = [sequence.completion() for sequence in sequences]
         made.memory = MemoryParts.of(engine, peak_bytes(records, kind))
         work = [record for record in records if _works(record, kind)]
         made.busy_s = covered((record.start_ns(), record.end_ns()) for record in work) / 1e9
@@ -481,7 +557,7 @@ def kernels_of(records: Iterable[Any]) -> list[Kernel]:
 
 
 # ==== phase11/engine.py =============================================================================================
-# Phase 11's change: `step` is observed. The hooks around it say which of its parts begins, and change nothing.
+# Phase 11's change: `step` is observed. The hooks within say which part of which step begins, and change nothing.
 
 
 class Engine(PreviousEngine):
@@ -500,35 +576,26 @@ class Engine(PreviousEngine):
 
     def step(self) -> list[Sequence]:
         """As before, written down."""
-        with self.stepping:
-            self.observer.begin(self)
-            advanced: list[Sequence] = []
-            try:
-                advanced = super().step()
-            finally:
-                self.observer.end(self, advanced)
-            return advanced
+        with self.stepping, self.observer.turn(self) as advanced:
+            advanced += super().step()
+        return advanced
 
-    def prepare(self, sequences: list[Sequence]) -> ForwardBatch:
+    def launch(self, sequences: list[Sequence]) -> tuple[list[Sequence], Tensor]:
         """As before."""
-        self.observer.prepares(sequences)
-        return super().prepare(sequences)
+        with self.observer.launch(self, sequences) as observed:
+            observed.drawing, token_ids = super().launch(sequences)
+        return observed.drawing, token_ids
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Logits `(R, vocab)` of the batch's rows."""
-        observed = self.observer.forwards()
-        logits = super().forward(batch)
-        if observed:
-            self.observer.forwarded()
-        return logits
+        with self.observer.forward():
+            return super().forward(batch)
 
-    def sample(self, logits: Tensor, sequences: list[Sequence]) -> Tensor:
-        """Logits `(R, vocab)` -> int64 `(R,)`."""
-        observed = self.observer.samples()
-        token_ids = super().sample(logits, sequences)
-        if observed:
-            self.observer.sampled(sequences)
-        return token_ids
+    def touch_down(self) -> list[Sequence]:
+        """As before."""
+        with self.observer.landing(self) as advanced:
+            advanced += super().touch_down()
+        return advanced
 
     # ---- what was seen -------------------------------------------------------------------------------------------
 
@@ -563,11 +630,9 @@ class Engine(PreviousEngine):
     def profile(self, prompts: Prompts, params: Params = None, trace: str | Path | None = None) -> Profile:
         """`generate` under torch.profiler, with a range for each step and each of its parts; `trace`: a file.
 
+        In the file the ranges stand over counter tracks of tokens, requests and blocks.
         Raises what `generate` raises before anything is run; what ends the run later is in the profile's `error`.
         """
         sequences = self.sequences(prompts, params)
-        self.observer.laps.tracing = True
-        try:
+        with self.observer.tracing():
             return Profile.of(self, sequences, Path(trace) if trace is not None else None)
-        finally:
-            self.observer.laps.tracing = False

@@ -1,6 +1,7 @@
 """Phase 11, Profiling: what its starter needs, and no task is about."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -14,7 +15,7 @@ from minfer.core.latency import percentile
 from minfer.core.options import option
 from minfer.core.sequence import Sequence
 from minfer.core.trace import MEMORY
-from minfer.phase8 import GraphOptions as PreviousOptions
+from minfer.phase10 import ParallelOptions as PreviousOptions
 
 # ==== phase11/memory.py =============================================================================================
 # MemoryParts: what an engine's memory is taken by.
@@ -72,14 +73,20 @@ def _memory(tensor: Tensor) -> int:
 
 
 # ==== phase11/laps.py ===============================================================================================
-# Laps: a step's time on the host, shared out among its parts.
+# Laps: the host's time in the engine's steps, shared out among the parts of what was launched and what has landed.
 
 
 PARTS = ("schedule", "prepare", "forward", "sample", "commit")
-"""In the order of a step. `commit` has the wait for the tokens in it, and with it what the device had still to do."""
+"""In the order of a step. `commit` has the wait for the tokens in it, and with it what the device had still to do.
+
+Where steps overlap, the `commit` of one comes after the other parts of the next: the parts of a step are then not one
+behind the other, and what lies between them belongs to another step.
+"""
 
 RANGE = "minfer."
-"""How the names of ranges in a trace begin: `minfer.step`, and in it `minfer.forward` …"""
+"""How the names of ranges in a trace begin: `minfer.step`, a turn of the engine, and in it `minfer.forward` …"""
+
+Seconds = dict[str, float]
 
 
 # ==== phase11/metrics.py ============================================================================================
@@ -114,7 +121,7 @@ def _rate(count: int, duration: float) -> float | None:
 
 
 # ==== phase11/step_cost.py ==========================================================================================
-# StepCost: the arithmetic and the memory traffic that a step cannot do without, from the config and the sizes.
+# StepCost: the arithmetic and the traffic that a step cannot do without, from the config and the sizes.
 
 
 class Cost(NamedTuple):
@@ -123,6 +130,7 @@ class Cost(NamedTuple):
     flops: float
     bytes_read: float
     bytes_written: float
+    comm_bytes: float
 
 
 # ==== phase11/step_log.py ===========================================================================================
@@ -145,11 +153,16 @@ class Work(NamedTuple):
 
 
 class StepFacts(NamedTuple):
-    """What is known of a step when it ends; seconds are the host's, of the engine's clock."""
+    """What is known of a step when it is over and its tokens are taken in; running, waiting and blocks are as of then.
+
+    Seconds are the host's, of the engine's clock: `seconds` is the sum of the parts, all that the host has spent on
+    this step. Where steps overlap, the next one is launched between two parts of this one, and has its own line.
+    """
 
     tokens: int  # computed for requests
     padded: int  # computed for nobody
     rows: int  # of logits: tokens that were drawn
+    discarded: int  # of these, thrown away: their requests had ended meanwhile, or the step failed
     finished: int
     failed: int
     preempted: int
@@ -161,6 +174,7 @@ class StepFacts(NamedTuple):
     graph_rows: int  # the size of the graph that was replayed; 0: none was
     graph_blocks: int
     recompiles: int  # graphs that torch.compile made during the step
+    comm_counted: int  # bytes that rank 0's operations between ranks were on: comm_bytes, announcement, padding
     started: float
     seconds: float
     schedule: float
@@ -168,9 +182,10 @@ class StepFacts(NamedTuple):
     forward: float
     sample: float
     commit: float
-    flops: float  # these three: see `StepCost`
+    flops: float  # these four: see `StepCost`
     bytes_read: float
     bytes_written: float
+    comm_bytes: float
 
 
 NUMPY = {int: "i8", float: "f8"}
@@ -198,7 +213,7 @@ def _open(path: Path) -> TextIO:
 
 
 # ==== phase11/observer.py ===========================================================================================
-# Observer: sees one step after another of an engine, and writes down what it saw.
+# Observer: sees one turn after another of an engine, what is launched in it and what lands, and writes it down.
 
 
 PREFILL, DECODE, RECOMPUTE = range(len(KINDS))
@@ -213,12 +228,39 @@ class Watches(NamedTuple):
     sample: Stopwatch
 
 
+@dataclass
+class Observed:
+    """A step, from the moment when it is scheduled until its tokens are taken in."""
+
+    seconds: Seconds = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    started: float = 0.0
+    step: Any = None  # the engine's own, once there is one
+    work: list[Work] = field(default_factory=list)
+    pairs: int = 0
+    context: int = 0
+    drawing: list[Sequence] = field(default_factory=list)
+    first: list[Sequence] = field(default_factory=list)  # whose first token it draws
+    watches: Watches | None = None  # None: it failed, or was given to no device yet
+    finished: int = 0
+    failed: int = 0
+    taken: int = 0  # tokens, by their requests
+    counted: "Counters | None" = None
+    spent: float = 0.0  # on looking at it
+
+
+class Turn(NamedTuple):
+    """One call of `step`: the steps that were launched in it, and those that are over at its end."""
+
+    launched: list[Observed]
+    over: list[int]  # their numbers in the log
+
+
 class Unsettled(NamedTuple):
-    """A step that has ended on the host, and whose device times are still to be read."""
+    """A step that is over on the host, and whose device times are still to be read."""
 
     number: int
-    watches: list[Watches]  # empty if it failed
-    first: list[Sequence]  # whose first token it drew
+    watches: Watches | None
+    first: list[Sequence]
 
 
 class Counters(NamedTuple):
@@ -229,14 +271,28 @@ class Counters(NamedTuple):
     graph_rows: int
     graph_blocks: int
     rows: int
+    communicated: int
 
     @classmethod
     def of(cls, engine: Any) -> "Counters":
         """As of now."""
-        usage = engine.usage
-        return cls(
-            engine.scheduler.preemptions, engine.compilation.graphs, usage.bucket_rows, usage.bucket_blocks, usage.rows
-        )
+        usage, ranks = engine.usage, engine.ranks
+        graphs = (usage.bucket_rows, usage.bucket_blocks, usage.rows)
+        return cls(engine.scheduler.preemptions, engine.compilation.graphs, *graphs, ranks.nbytes if ranks else 0)
+
+    def since(self, before: "Counters") -> "Counters":
+        """What came on top."""
+        return Counters(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+# ==== phase11/tracks.py =============================================================================================
+# Tracks: what the log knows of each step, as counter tracks of a trace.
+
+
+def _last(records: list[Any], name: str, things: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """Each range of that name with its thing; a turn that was under way when the trace began has no range."""
+    ranges = [record for record in records if record.name() == RANGE + name]
+    return zip(reversed(ranges), reversed(things), strict=False)
 
 
 # ==== phase11/profile.py ============================================================================================
@@ -263,7 +319,7 @@ def _works(record: Any, kind: str) -> bool:
 
 
 # ==== phase11/engine.py =============================================================================================
-# Phase 11's change: `step` is observed. The hooks around it say which of its parts begins, and change nothing.
+# Phase 11's change: `step` is observed. The hooks within say which part of which step begins, and change nothing.
 
 
 @dataclass(frozen=True)
@@ -271,3 +327,12 @@ class ProfilingOptions(PreviousOptions):
     """Phase 11's options."""
 
     step_log: str | None = option(None, "file that gets a JSON line for each step; the last 2048 are kept anyway")
+
+    @classmethod
+    def of_replica(cls, given: dict[str, Any], checked: PreviousOptions, number: int) -> dict[str, Any]:
+        """As before; each replica's steps are in a file of its own: steps.jsonl, steps.1.jsonl …"""
+        own = super().of_replica(given, checked, number)
+        if number and own.get("step_log") is not None:
+            path = Path(own["step_log"])
+            own["step_log"] = str(path.with_name(f"{path.stem}.{number}{path.suffix}"))
+        return own

@@ -8,9 +8,11 @@ Copy it (`minfer start 2`), write, then look what is right: `minfer check 2`, or
 It builds on the reference of phase 1; to build on your own, import that instead.
 """
 
+import torch
 from torch import Tensor, nn
 
 from minfer.core.checkpoint import Checkpoint
+from minfer.core.config import ModelConfig
 from minfer.core.device import Device
 from minfer.core.models import skeleton
 from minfer.phase1 import Engine as Phase1Engine
@@ -27,6 +29,11 @@ class Engine(Phase1Engine):
     def build_model(cls, checkpoint: Checkpoint, options: EngineOptions) -> nn.Module:
         """Checkpoint -> module on the device: at most the final weights and one stored tensor in memory."""
         raise NotImplementedError("P2 task 2: Engine.build_model")
+
+    @classmethod
+    def home(cls, name: str, config: ModelConfig, options: EngineOptions) -> torch.device:
+        """Where the parameter `name` is to lie, a hook of later phases: on the device, every one."""
+        return Device.get(options.device).torch_device
 
 
 def place(model: nn.Module, name: str, weight: Tensor) -> None:

@@ -22,7 +22,8 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from minfer.core.errors import MinferWarning, OptionsError, RequestError
 from minfer.core.options import at_least, option
 from minfer.core.prompts import Params, Prompt, Prompts
 from minfer.core.sequence import FinishReason, Sequence, Status
+from minfer.core.upload import upload
 from minfer.phase4 import BatchOptions, KVUsage
 from minfer.phase4 import Engine as Phase4Engine
 
@@ -106,6 +108,37 @@ def chain(parent: bytes, tokens: Items[int]) -> Content:
     return Content(hashlib.sha256(parent + array("q", tokens).tobytes()).digest(), tuple(tokens))
 
 
+# ==== phase5/options.py =============================================================================================
+# Phase 5's options: the pool, and how much a step may do.
+
+
+@dataclass(frozen=True)
+class PagedOptions(BatchOptions):
+    """Phase 5's options."""
+
+    block_size: int = option(16, "tokens in a block of the KV cache")
+    num_blocks: int | None = option(None, "blocks in the pool; default: see memory_share")
+    memory_share: float = option(0.5, "most of the free memory that the pool may take, unless num_blocks is given")
+    token_budget: int = option(512, "most tokens in one step, decodes and prompt chunks together")
+    chunk_size: int | None = option(None, "most tokens of one prompt in one step; default: the token budget")
+    share_prefixes: bool = option(True, "whether requests that begin alike share the blocks of that beginning")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, "block_size", 1)
+        at_least(self, "token_budget", 1)
+        if self.token_budget < self.max_batch:
+            raise OptionsError(
+                f"token_budget = {self.token_budget} is below max_batch = {self.max_batch}: every running request "
+                "needs its token in each step"
+            )
+        for name in ("num_blocks", "chunk_size"):
+            if getattr(self, name) is not None:
+                at_least(self, name, 1)
+        if not 0 < self.memory_share <= 1:
+            raise OptionsError(f"memory_share = {self.memory_share}: give a number above 0 and at most 1")
+
+
 # ==== phase5/paged_kv_cache.py ======================================================================================
 # PagedKVCache: keys and values of all requests in one pool of blocks per layer, found through block tables.
 #
@@ -148,6 +181,14 @@ class PagedStep:
     masks: dict[int | None, Tensor]  # by window, bool (decodes, 1, 1, blocks * block_size)
     segments: list[Segment]
 
+    @cached_property
+    def context(self) -> Tensor:
+        """int64 (decodes, blocks * block_size): the slots of each table's blocks, end to end."""
+        decodes, blocks = self.tables.shape
+        size = next(iter(self.masks.values())).shape[-1] // blocks
+        within = torch.arange(size, device=self.tables.device)
+        return (self.tables.unsqueeze(-1) * size + within).view(decodes, -1)
+
 
 class PagedKVCache:
     """A pool of `num_blocks` blocks, and one scratch block behind them that takes what must go nowhere.
@@ -175,7 +216,7 @@ class PagedKVCache:
     def zero(self, blocks: list[int]) -> None:
         """Empty these blocks, which are about to be filled anew: what a failed step left there may be NaN."""
         if blocks:
-            self.pool.index_fill_(2, torch.tensor(blocks, device=self.pool.device), 0)
+            self.pool.index_fill_(2, upload(blocks, self.pool.device), 0)
 
     def begin(self, spans: list[Span], positions: Tensor, slots: Tensor) -> list[Attention]:
         """Start a step that brings `spans`, those of one token first; `positions`, `slots` int64 `(N,)` of all tokens.
@@ -190,11 +231,11 @@ class PagedKVCache:
         first = len(decodes)
         for span in spans[len(decodes) :]:
             rows = slice(first, first + span.count)
-            table = torch.tensor(span.table, device=slots.device) if span.start else None
+            table = upload(span.table, slots.device) if span.start else None
             segments.append(self.segment(rows, positions[rows], table))
             first = rows.stop
         masks = self.decode_masks(positions[: len(decodes)], width * self.block_size) if decodes else {}
-        self.step = PagedStep(slots, torch.tensor(tables, device=slots.device, dtype=torch.int64), masks, segments)
+        self.step = PagedStep(slots, upload(tables, slots.device), masks, segments)
         return list(self.layers)
 
     def decode_masks(self, positions: Tensor, width: int) -> dict[int | None, Tensor]:
@@ -219,6 +260,7 @@ class PagedAttention:
     def __init__(self, cache: PagedKVCache, keys: Tensor, values: Tensor, window: int | None) -> None:
         self.cache, self.window = cache, window
         self.keys, self.values = keys, values  # (num_blocks + 1, block_size, n_kv_heads, head_dim)
+        self.slots = keys.flatten(0, 1).flatten(1), values.flatten(0, 1).flatten(1)  # (slots, n_kv_heads * head_dim)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store the step's keys and values, then attend: first the decode rows together, then each segment.
@@ -227,6 +269,14 @@ class PagedAttention:
         request may share a block that another fills in this very step.
         """
         raise NotImplementedError("P5 task 2: PagedAttention.__call__")
+
+    def decode_inputs(self) -> list[Tensor]:
+        """For whoever computes this layer's decode rows himself: see `Decoding` of phase 7.
+
+        Keys and values of all slots, of the step's rows where they are stored, what they read, and what they see.
+        """
+        step = self.cache.step
+        return [*self.slots, step.slots, step.context, step.masks[self.window].flatten(1)]
 
     def decode(self, q: Tensor, step: PagedStep) -> Tensor:
         """One query per request: q `(B, n_heads, head_dim)` over the blocks of its table, gathered."""
@@ -270,11 +320,12 @@ class Scheduler:
 
     Invariants: `running` then `waiting` is in order of arrival, unless suspects are run alone after a failure; a
     sequence has a table exactly while it runs; its table has the blocks of its first `num_cached + num_scheduled`
-    tokens.
+    tokens. Of a sequence at most one token is pending when it is scheduled.
     """
 
     def __init__(self, allocator: BlockAllocator, limits: Limits) -> None:
         self.allocator, self.limits, self.block_size = allocator, limits, limits.block_size
+        self.most = limits  # what `restrict` cannot exceed
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.tables: dict[int, list[int]] = {}
@@ -295,6 +346,16 @@ class Scheduler:
     def schedule(self) -> list[Sequence]:
         """The next step's sequences, each with `num_scheduled` set and its blocks in place."""
         raise NotImplementedError("P5 task 3: Scheduler.schedule")
+
+    def restrict(self, max_batch: int, prompt_tokens: int) -> None:
+        """From the next step on start no request beside `max_batch` others or more; whoever runs goes on.
+
+        A step computes at most `prompt_tokens` tokens of prompts beside the tokens of those that decode. Both are at
+        least 1; neither exceeds what the scheduler was made for. Nobody's tokens depend on it.
+        """
+        rows = min(max_batch, self.most.max_batch)
+        budget = min(max(rows, len(self.running)) + prompt_tokens, self.most.token_budget)
+        self.limits = replace(self.most, max_batch=rows, token_budget=budget)
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence wherever it is, and free its blocks; harmless if it is not known."""
@@ -375,13 +436,17 @@ class Scheduler:
         raise NotImplementedError("P5 task 3: Scheduler._shared_prefix")
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
-        return min(len(sequence.token_ids) - sequence.num_cached, self.limits.chunk_size, budget)
+        return min(sequence.num_tokens - sequence.num_cached, self.limits.chunk_size, budget)
 
     def _schedule(self, sequence: Sequence, count: int) -> None:
-        """Note the step's tokens, and publish the blocks that it fills: all layers store before they read."""
+        """Note the step's tokens, and publish the blocks that it fills: all layers store before they read.
+
+        A block with a pending token is published one step later, when it is known what the block holds.
+        """
         sequence.num_scheduled = count
         if self.limits.share_prefixes:
-            first, full = sequence.num_cached // self.block_size, (sequence.num_cached + count) // self.block_size
+            known = min(sequence.num_cached + count, len(sequence.token_ids))
+            first, full = max(0, sequence.num_cached - 1) // self.block_size, known // self.block_size
             table, contents = self.tables[sequence.id], self._contents(sequence, full)
             for index in range(first, full):
                 self.allocator.publish(table[index], contents[index])
@@ -457,35 +522,23 @@ def contiguous_usage(scheduler: Scheduler) -> KVUsage:
     return KVUsage(sum(sequence.num_cached for sequence in running), sum(sequence.max_length for sequence in running))
 
 
+# ==== phase5/step.py ================================================================================================
+# Step: one turn of the scheduler's requests, from its launch until what it has drawn is taken in.
+
+
+@dataclass
+class Step:
+    """Who is computed, and whose tokens are drawn; those are known when the step has landed."""
+
+    scheduled: list[Sequence]
+    drawing: list[Sequence] = field(default_factory=list)
+    token_ids: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # int64 (drawing,)
+    error: Exception | None = None
+    """What went wrong; nothing that the step did may be believed then."""
+
+
 # ==== phase5/engine.py ==============================================================================================
 # Phase 5's change: `run` hands the order of work to a scheduler, `prepare` makes one flat, ragged batch of it.
-
-
-@dataclass(frozen=True)
-class PagedOptions(BatchOptions):
-    """Phase 5's options."""
-
-    block_size: int = option(16, "tokens in a block of the KV cache")
-    num_blocks: int | None = option(None, "blocks in the pool; default: see memory_share")
-    memory_share: float = option(0.5, "most of the free memory that the pool may take, unless num_blocks is given")
-    token_budget: int = option(512, "most tokens in one step, decodes and prompt chunks together")
-    chunk_size: int | None = option(None, "most tokens of one prompt in one step; default: the token budget")
-    share_prefixes: bool = option(True, "whether requests that begin alike share the blocks of that beginning")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, "block_size", 1)
-        at_least(self, "token_budget", 1)
-        if self.token_budget < self.max_batch:
-            raise OptionsError(
-                f"token_budget = {self.token_budget} is below max_batch = {self.max_batch}: every running request "
-                "needs its token in each step"
-            )
-        for name in ("num_blocks", "chunk_size"):
-            if getattr(self, name) is not None:
-                at_least(self, name, 1)
-        if not 0 < self.memory_share <= 1:
-            raise OptionsError(f"memory_share = {self.memory_share}: give a number above 0 and at most 1")
 
 
 class Engine(Phase4Engine):
@@ -493,6 +546,8 @@ class Engine(Phase4Engine):
 
     Options = PagedOptions
     options: PagedOptions
+
+    step_type: type[Step] = Step
 
     def allocate(self) -> None:
         """The pool, the queues, and a lock: one step at a time, whoever calls it."""
@@ -509,7 +564,8 @@ class Engine(Phase4Engine):
         limits = Limits(options.block_size, options.max_batch, options.token_budget, chunk, options.share_prefixes)
         self.scheduler = Scheduler(BlockAllocator(blocks), limits)
         self.inbox: deque[Sequence] = deque()
-        self.scheduled: list[Sequence] = []  # in the last step, and how many tokens of each
+        self.launched: deque[Step] = deque()  # whose tokens have not been taken in
+        self.scheduled: list[Sequence] = []  # in the step that was launched last, and how many tokens of each
         self.counts: list[int] = []
         self.stepping = threading.RLock()
         self.in_step = False
@@ -541,6 +597,11 @@ class Engine(Phase4Engine):
     def submit(self, prompt: Prompt, params: Params = None) -> Sequence:
         """Queue one request and return at once; from any thread. It advances with each `step`."""
         raise NotImplementedError("P5 task 5: Engine.submit")
+
+    def enqueue(self, sequences: list[Sequence]) -> None:
+        """Queue what `sequences` made; from the thread that steps. One of no tokens (max_tokens = 0) is done here."""
+        for sequence in sequences:
+            self._queue(sequence)
 
     def abort(self, request_id: int) -> bool:
         """Take a request back, whatever its state; from any thread, between steps. False: not known, or finished."""
@@ -575,33 +636,56 @@ class Engine(Phase4Engine):
         with self.stepping:
             self.in_step = True
             try:
-                return self._step()
+                return self.advance()
             finally:
                 self.in_step = False
                 while self.leaving:
                     self.abort(self.leaving.popleft())
 
-    def _step(self) -> list[Sequence]:
+    def advance(self) -> list[Sequence]:
+        """What a step does, a hook of later phases: launch, if there is anything to do, and land."""
+        self.launch_next()
+        return self.land() if self.launched else []
+
+    def launch_next(self) -> None:
+        """Schedule a step and give it to the device, if anybody can advance; what goes wrong is told when it lands."""
         self._take_in()
-        self.scheduled = self.scheduler.schedule()
-        self.counts = [sequence.num_scheduled for sequence in self.scheduled]
-        if not self.scheduled:
-            return []
+        step = self.step_type(self.scheduler.schedule())
+        if not step.scheduled:
+            return
+        self.scheduled = step.scheduled
+        self.counts = [sequence.num_scheduled for sequence in step.scheduled]
+        self.launched.append(step)
         try:
             self.cache.zero(self.scheduler.fresh)
             self.scheduler.fresh.clear()
-            for sequence in self.scheduled:
+            for sequence in step.scheduled:
                 if sequence.timestamps.scheduled is None:  # else it was preempted and comes back
                     self.start(sequence)
-            advanced = self.execute(self.scheduled)
+            step.drawing, step.token_ids = self.launch(step.scheduled)
         except Exception as error:
-            advanced = self._fail(error)
+            step.error = error
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def land(self) -> list[Sequence]:
+        """Take in what the oldest launched step has drawn. Returns the sequences that got a token or failed."""
+        step = self.launched[0]
+        try:
+            if step.error is not None:
+                raise step.error
+            self.commit(step.drawing, step.token_ids)
+            self.launched.popleft()
+            advanced = step.drawing
+        except Exception as error:
+            advanced = self._fail(step, error)
         except BaseException:
             self._roll_back()
             raise
         for sequence in advanced:
             self.scheduler.acquit(sequence)
-        for sequence in self.scheduled:
+        for sequence in step.scheduled:
             if sequence.finished:
                 self.release(sequence)
         return advanced
@@ -616,23 +700,26 @@ class Engine(Phase4Engine):
         while self.inbox:
             self.scheduler.add(self.inbox.popleft())
 
-    def _fail(self, error: Exception) -> list[Sequence]:
+    def _fail(self, step: Step, error: Exception) -> list[Sequence]:
         """A step has raised: end its request if there was only one, else find the culprit."""
         self._roll_back()
-        count = len(self.scheduled)
+        count = len(step.scheduled)
         if count > 1:
             said = f"a step of {count} requests failed ({type(error).__name__}: {error}): each is run alone to find why"
-            warnings.warn(said, MinferWarning, stacklevel=5)
+            warnings.warn(said, MinferWarning, stacklevel=6)
         else:
-            (sequence,) = self.scheduled
+            (sequence,) = step.scheduled
             sequence.error = error
             sequence.finish(FinishReason.ABORT, self.device.clock())
-        return [sequence for sequence in self.scheduled if sequence.finished]
+        return [sequence for sequence in step.scheduled if sequence.finished]
 
     def _roll_back(self) -> None:
-        self.scheduler.roll_back(self.scheduled)
-        for sequence in self.scheduled:
-            del sequence.logprobs[len(sequence.output_ids) :]
+        """Undo every step that was launched and has not landed."""
+        sequences = list(dict.fromkeys(sequence for step in self.launched for sequence in step.scheduled))
+        self.launched.clear()
+        self.scheduler.roll_back(sequences)
+        for sequence in sequences:
+            sequence.forget_pending()
             if not sequence.output_ids:
                 sequence.timestamps.scheduled = None  # it starts anew, since its prompt may not have been scored
 

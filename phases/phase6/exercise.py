@@ -10,12 +10,12 @@ Copy it (`minfer start 6`), write, then look what is right: `minfer check 6`, or
 It builds on the reference of phase 5; to build on your own, import that instead.
 """
 
-import difflib
 import platform
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from phase6_given import (
     KernelUse,
     Parts,
     Scheme,
+    _moved,
     aten,
     available,
     divisor,
@@ -39,13 +40,14 @@ from phase6_given import (
     has_vnni,
     owner_of,
     padded,
+    unit_rows,
     untie,
 )
 from torch import Tensor, nn
 
 from minfer.core.checkpoint import Checkpoint
 from minfer.core.device import Device
-from minfer.core.errors import OptionsError
+from minfer.core.errors import OptionsError, did_you_mean
 from minfer.core.gpt2 import GPT2
 from minfer.core.model import Transformer
 from minfer.core.models import skeleton
@@ -92,6 +94,10 @@ class PerChannel(Scheme):
         """
         raise NotImplementedError("P6 task 3: PerChannel.rounded_rows")
 
+    def numbers(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
+        """Codes in a wider dtype: the same numbers."""
+        return codes.to(dtype)
+
     def dequantize(self, parts: Parts, in_features: int, dtype: torch.dtype) -> Tensor:
         """codes · scale."""
         raise NotImplementedError("P6 task 1: PerChannel.dequantize")
@@ -122,6 +128,13 @@ class Float8(PerChannel):
         """To the nearest float8."""
         return steps.float().to(torch.float8_e4m3fn)
 
+    def numbers(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
+        """As for all; on a CPU, where torch takes several nanoseconds to convert one, out of a table of all 256."""
+        if codes.device.type != "cpu":
+            return super().numbers(codes, dtype)
+        table = torch.arange(256, dtype=torch.uint8).view(self.dtype).to(dtype)
+        return table.index_select(0, codes.view(torch.uint8).flatten().int()).view(codes.shape)
+
 
 # ==== phase6/kernels.py =============================================================================================
 # Kernels: the ways to multiply rows with a quantised weight. Each says what it serves and how it wants the weight.
@@ -143,6 +156,10 @@ class Kernel(ABC):
     @abstractmethod
     def product(self, layer: "QuantizedLinear", rows: Tensor) -> Tensor:
         """rows `(R, in)` -> `(R, out)` in their dtype, without the bias."""
+
+    def product_of_units(self, layer: "QuantizedLinear", units: Tensor) -> Tensor:
+        """The product of rows that `unit_rows` has made."""
+        return self.product(layer, units)
 
     def takes(self, rows: Tensor) -> bool:
         """Whether to multiply these rows with it; the others go to `Dequantize`."""
@@ -185,9 +202,8 @@ class Dequantize(Kernel):
         parts, wide = layer.parts(), torch.promote_types(rows.dtype, torch.float32)
         if not isinstance(layer.scheme, PerChannel) or rows.dtype in (torch.float64, torch.float16):
             return F.linear(rows, layer.scheme.dequantize(parts, layer.in_features, wide).to(rows.dtype))
-        made = F.linear(
-            rows, parts["codes"].to(rows.dtype)
-        )  # codes of 8 bits are exact in bfloat16; sums not in float16
+        codes = layer.scheme.numbers(parts["codes"], rows.dtype)  # exact in bfloat16 too; sums would not be in float16
+        made = F.linear(rows, codes)
         return (made * parts["scale"]).to(rows.dtype)
 
 
@@ -240,7 +256,7 @@ class FbgemmHalf(Fbgemm):
 
     def product(self, layer: "QuantizedLinear", rows: Tensor) -> Tensor:
         """One operator."""
-        return torch.ops.quantized.linear_dynamic_fp16(rows.float(), layer.packed).to(rows.dtype)
+        return torch.ops.quantized.linear_dynamic_fp16.default(rows.float(), layer.packed).to(rows.dtype)
 
 
 class FbgemmInt8(Fbgemm):
@@ -278,11 +294,14 @@ class FbgemmInt8(Fbgemm):
 
     def product(self, layer: "QuantizedLinear", rows: Tensor) -> Tensor:
         """Rows divided by their largest number, multiplied, and multiplied by it again."""
-        wide = rows.float()
-        largest = wide.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        units, largest = unit_rows(rows)
+        return (self.product_of_units(layer, units) * largest).to(rows.dtype)
+
+    def product_of_units(self, layer: "QuantizedLinear", units: Tensor) -> Tensor:
+        """Rows of float32 within ±1, rounded and multiplied."""
         steps = 127 if has_vnni() else 63
-        multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        return (multiply(wide / largest, 1 / steps, steps + 1, layer.packed) * largest).to(rows.dtype)
+        multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+        return multiply(units, 1 / steps, steps + 1, layer.packed)
 
 
 # ==== phase6/int4.py ================================================================================================
@@ -622,10 +641,16 @@ class QuantizedLinear(nn.Module):
         self.packed = packed
 
     def pack(self, device: Device, rows: torch.dtype) -> None:
-        """Choose the kernel for rows of that dtype and put the weight into the storage that it wants."""
+        """Choose the kernel for rows of that dtype and put the weight into the storage that it wants.
+
+        That is made on the device, of one layer at a time, and kept where the weight is.
+        """
         self.unpack()
+        home = self.codes.device
         kernel = choose(self, device, rows)
-        self.hold(*kernel.pack(self))
+        self.hold(_moved(self.held(), device.torch_device))
+        parts, packed = kernel.pack(self)
+        self.hold(_moved(parts, home), packed)
         self.kernel = kernel
 
     def unpack(self) -> None:
@@ -664,6 +689,11 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x `(*lead, in)` -> `(*lead, out)` in x's dtype."""
         raise NotImplementedError("P6 task 3: QuantizedLinear.forward")
+
+    def multiply_units(self, units: Tensor) -> Tensor:
+        """The bare product of rows that `unit_rows` made, for kernels that take them; without the bias."""
+        self.ran[self.kernel.name, units.shape[0]] += 1
+        return self.kernel.product_of_units(self, units)
 
     def extra_repr(self) -> str:
         """For `print(model)`."""
@@ -710,9 +740,9 @@ SCHEMES: dict[str, Callable[[int], Scheme]] = {
 def find_scheme(name: str, group_size: int = GROUP_SIZES[0]) -> Scheme:
     """The scheme of that name. Raises `OptionsError` that lists them, or the group sizes."""
     if name not in SCHEMES:
-        close = difflib.get_close_matches(str(name), SCHEMES, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise OptionsError(f"quantization {name!r} is unknown{hint}: use {', '.join(SCHEMES)}")
+        raise OptionsError(
+            f"quantization {name!r} is unknown{did_you_mean(str(name), SCHEMES, 1)}: use {', '.join(SCHEMES)}"
+        )
     if group_size not in GROUP_SIZES:
         raise OptionsError(f"group_size = {group_size!r}: use {', '.join(map(str, GROUP_SIZES))}")
     return SCHEMES[name](group_size)
@@ -736,13 +766,13 @@ def quantized_skeleton(checkpoint: Checkpoint) -> Transformer | GPT2:
     return model
 
 
-def build_stored(checkpoint: Checkpoint, device: Device, dtype: torch.dtype) -> nn.Module:
-    """The model on the device: codes and scales as stored, all else in `dtype`. Raises `CheckpointError`."""
+def build_stored(checkpoint: Checkpoint, dtype: torch.dtype, home: Callable[[str], torch.device]) -> nn.Module:
+    """The model, parameters at home: codes and scales as stored, the rest in `dtype`. Raises `CheckpointError`."""
     model = quantized_skeleton(checkpoint)
     for name, source in checkpoint.plan(model).items():
         owner, leaf = owner_of(model, name)
         as_stored = isinstance(owner, QuantizedLinear) and leaf != "bias"
-        setattr(owner, leaf, frozen(source.read(None if as_stored else dtype, device.torch_device)))
+        setattr(owner, leaf, frozen(source.read(None if as_stored else dtype, home(name))))
     model.tie()
     model.make_tables()
     return model
@@ -780,8 +810,8 @@ class Engine(Phase5Engine):
         """As before; a checkpoint that `minfer quantize` wrote keeps its codes."""
         if checkpoint.config.quantization is None:
             return super().build_model(checkpoint, options)
-        device = Device.get(options.device)
-        return build_stored(checkpoint, device, device.dtype(options.dtype, checkpoint.dtype)[0])
+        dtype, _ = Device.get(options.device).dtype(options.dtype, checkpoint.dtype)
+        return build_stored(checkpoint, dtype, partial(cls.home, config=checkpoint.config, options=options))
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         """Quantise what is not yet; then give each layer the kernel for this device and dtype."""

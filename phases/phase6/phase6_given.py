@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -132,6 +133,14 @@ def padded(out_features: int, in_features: int, block: int) -> int:
     return -(-out_features // block) * block * -(-in_features // 512) * 512
 
 
+def unit_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows `(*, in)` divided by their largest numbers, and these, `(*, 1)`; both in float32."""
+    wide = rows.float()
+    largest = wide.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)  # of zeros: not 0 / 0
+    return wide / largest, largest
+
+
+@cache
 def has_vnni() -> bool:
     """Whether the CPU adds products of 8 bits in 32 bits at once (AVX-512 VNNI)."""
     probes = ("_is_vnni_supported", "_is_avx512_vnni_supported")
@@ -183,6 +192,10 @@ def available(name: str, device: Device) -> bool:
 
 # ==== phase6/quantized_linear.py ====================================================================================
 # QuantizedLinear: y = x·Wᵀ + b, with W in the storage of a scheme, or in the one that a kernel wants.
+
+
+def _moved(parts: Parts, device: torch.device) -> Parts:
+    return {name: part.to(device) for name, part in parts.items()}
 
 
 def frozen(tensor: Tensor) -> nn.Parameter:

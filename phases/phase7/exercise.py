@@ -13,10 +13,28 @@ It builds on the reference of phase 6; to build on your own, import that instead
 import types
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
-from phase7_given import AUTO, EAGER, INSTALL, WARMUP_TOKENS, WORTHWHILE, FusionOptions, _frozen, between, head, product
+from phase7_given import (
+    AUTO,
+    EAGER,
+    INDUCTOR,
+    INSTALL,
+    WARMUP_BLOCKS,
+    WARMUP_TOKENS,
+    WORTHWHILE,
+    Decoding,
+    FusionOptions,
+    _frozen,
+    _nothing,
+    _only,
+    alike,
+    between,
+    head,
+    product,
+)
 from torch import Tensor, nn
 
 from minfer.core.attention import Attention
@@ -26,6 +44,7 @@ from minfer.core.gpt2 import GPT2, GPT2Block
 from minfer.core.model import Block, Transformer
 from minfer.core.rope import rotate
 from minfer.phase6 import Engine as Phase6Engine
+from minfer.phase6 import PagedKVCache, PagedStep
 
 # ==== phase7/merge.py ===============================================================================================
 # Merging linear layers that read the same input: one product in place of several, with the very same weights.
@@ -65,6 +84,8 @@ class FusedBlock(nn.Module):
         self.head_dim = attention.head_dim
         parts = [cast(Any, take(attention, name)) for name in ("q_proj", "k_proj", "v_proj")]
         self.widths = [part.out_features for part in parts]
+        self.kv_heads = self.widths[1] // self.head_dim
+        self.group = self.widths[0] // self.widths[1]  # query heads of one key and value head
         self.input_layernorm = block.input_layernorm
         self.qkv_proj = merged(parts)
         self.q_norm, self.k_norm = attention.q_norm, attention.k_norm
@@ -93,6 +114,7 @@ class FusedGPT2Block(nn.Module):
         self.head_dim = block.attn.head_dim
         self.ln_1, self.ln_2 = block.ln_1, block.ln_2
         self.c_attn = take(block.attn, "c_attn")
+        self.kv_heads, self.group = self.c_attn.out_features // 3 // self.head_dim, 1  # type: ignore[operator]
         self.o_proj = take(block.attn, "c_proj")
         self.c_fc = take(block.mlp, "c_fc")
         self.c_proj = take(block.mlp, "c_proj")
@@ -136,23 +158,37 @@ class Compilation:
                 raise OptionsError(f"compiler {backend!r} is unknown: use one of {known}") from error
         self.backend = backend
 
-    def compiled(self, function: Any) -> Callable[..., Any]:
+    def compiled(self, function: Any, guarded_by: str = "") -> Callable[..., Any]:
         """`function` compiled whole, with every size of its tensors a variable; as it is where that does not work.
 
         It gets a code object of its own, since Dynamo keeps graphs, and counts them against its limit, per code object.
+        `guarded_by`: whoever calls it answers for calls that differ from the first in nothing but sizes above 1 and the
+        dtype and device of that argument, so Dynamo need not look at every part of a model each time, which takes
+        longer than a small region itself.
         """
         raise NotImplementedError("P7 task 3: Compilation.compiled")
 
     def _counted(self, graph: Any, inputs: Any) -> Any:
         self.graphs += 1
-        return self.make(graph, inputs)
+        if self.backend != "inductor":
+            return self.make(graph, inputs)
+        from torch._inductor import config as inductor
+
+        with inductor.patch(INDUCTOR):
+            return self.make(graph, inputs)
 
     def attempt(self, run: Callable[[], None], device: Device) -> None:
-        """Run what compiles; without a compiler warn, and have a `problem`. An error of the region itself raises."""
+        """Run what compiles; without a compiler warn, and have a `problem`. An error of the region itself raises.
+
+        A norm's epsilon is a constant to the compiler, and two sizes that happen to be equal are two variables.
+        """
         from torch._dynamo.exc import BackendCompilerFailed
+        from torch.fx.experimental import _config
 
         try:
-            run()
+            shapes: Any = _config  # which a type checker does not see to be a config
+            with torch._dynamo.config.patch(specialize_float=True), shapes.patch(use_duck_shape=False):
+                run()
         except BackendCompilerFailed as error:
             self.problem = str(error).splitlines()[0]
             cure = f"{INSTALL[device.torch_device.type]}, or load with compiler=none"
@@ -167,7 +203,10 @@ class Compilation:
 
 
 class FusedModel(nn.Module):
-    """A decoder with the forward of `Transformer` over fused blocks. `between` may be replaced by a compiled one."""
+    """A decoder with the forward of `Transformer` over fused blocks. `between` may be replaced by a compiled one.
+
+    `will_run` and `has_run` are told of every block; they may be replaced by what fetches its weights.
+    """
 
     def __init__(self, model: Transformer | GPT2, blocks: list[nn.Module], norm: nn.Module) -> None:
         super().__init__()
@@ -176,16 +215,19 @@ class FusedModel(nn.Module):
         self.norm = norm
         self.lm_head: nn.Module = model.lm_head
         self.between: Callable[..., tuple[Tensor, ...]] = between
+        self.will_run: Callable[[nn.Module], None] = _nothing
+        self.has_run: Callable[[nn.Module], None] = _nothing
+        self.decoding: Decoding | None = None
 
     def embed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """Token ids and positions `(*lead,)` -> `(*lead, hidden)` and the rotary rows, where the model has them."""
         raise NotImplementedError
 
-    def use_fast_products(self) -> None:
-        """Give every linear layer the form that is fastest on its device, in its dtype."""
+    def use_fast_products(self, device: Device) -> None:
+        """Give every linear layer the form that is fastest on the device, in its dtype."""
         for block in self.layers:
             for name in block.linear:  # type: ignore[union-attr]
-                setattr(block, name, product(getattr(block, name)))
+                setattr(block, name, product(getattr(block, name), device))
         self.lm_head = head(self.lm_head, self.embedding)
 
     @property
@@ -198,6 +240,19 @@ class FusedModel(nn.Module):
     ) -> Tensor:
         """As `Transformer.forward`; what follows the last attention is done for the wanted rows only."""
         raise NotImplementedError("P7 task 2: FusedModel.forward")
+
+    def decode(
+        self, blocks: list[Any], attention: Sequence[Any], x: Tensor, q: Tensor, k: Tensor, v: Tensor, rotary: Any
+    ) -> tuple[Tensor, ...]:
+        """From the first layer's q, k and v to the last one's, with heads side by side on the way."""
+        assert self.decoding is not None
+        parts = (x, *(part.flatten(1) for part in (q, k, v)))
+        for block, following, attend in zip(blocks, blocks[1:], attention, strict=False):
+            self.will_run(following)
+            parts = self.decoding(block, following, attend, parts, rotary)
+            self.has_run(block)
+        x, *heads = parts
+        return x, *(part.unflatten(-1, (-1, blocks[0].head_dim)) for part in heads)
 
 
 class FusedTransformer(FusedModel):
@@ -255,11 +310,33 @@ class Engine(Phase6Engine):
         """Merge, then quantise as asked (scales are per output channel: the codes are the same), then compile."""
         raise NotImplementedError("P7 task 4: Engine.prepare_model")
 
+    def compile(self, model: FusedModel) -> None:
+        """Have the model's regions compiled when they first run: that between attentions, for several rows, and on a
+        CPU that with a decode step's attention.
+
+        A card has kernels for attention and graphs for what surrounds it; there, and where layers differ, a decode step
+        takes the same way as any other.
+        """
+        if self.compilation.problem:
+            return
+        if alike(model.layers) and self.device.torch_device.type == "cpu":
+            model.decoding = Decoding(partial(self.compilation.compiled, guarded_by="x"))
+        model.between = self.compilation.compiled(between)
+
     def allocate(self) -> None:
         """As before; and compile now, so that no request waits for it."""
         raise NotImplementedError("P7 task 4: Engine.allocate")
 
     @torch.inference_mode()
     def warmup(self) -> None:
-        """Run the model on both kinds of sizes that the compiler tells apart; it touches no cache and no request."""
+        """Run the model on the kinds of sizes that the compiler tells apart; it touches no request, nor their cache."""
         raise NotImplementedError("P7 task 4: Engine.warmup")
+
+    def decode_rows(self, input_ids: Tensor) -> None:
+        """A decode step of first tokens `(B,)`, over a pool of its own."""
+        cache = PagedKVCache(self.cache.config, WARMUP_BLOCKS, self.cache.block_size, self.dtype, input_ids.device)
+        positions = torch.zeros_like(input_ids)
+        tables = positions.unsqueeze(1).expand(-1, WARMUP_BLOCKS).contiguous()
+        masks = cache.decode_masks(positions, WARMUP_BLOCKS * cache.block_size)
+        cache.step = PagedStep(positions, tables, masks, [])
+        self.model(input_ids, positions, cache.layers)

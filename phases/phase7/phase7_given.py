@@ -2,14 +2,18 @@
 
 import itertools
 import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from minfer.core.device import Device
+from minfer.core.model import wide
 from minfer.core.options import option
-from minfer.phase6 import QuantizationOptions
+from minfer.phase6 import FbgemmInt8, PagedAttention, QuantizationOptions, QuantizedLinear, unit_rows
 
 # ==== phase7/merge.py ===============================================================================================
 # Merging linear layers that read the same input: one product in place of several, with the very same weights.
@@ -29,10 +33,105 @@ AUTO, EAGER = "auto", "none"
 WORTHWHILE = 2**24
 """Parameters from which on compiling, some seconds, pays: a smaller model's whole answer takes no longer."""
 
+INDUCTOR: dict[str, Any] = {
+    "cpp.enable_kernel_profile": True,  # what it writes for a CPU has names in a trace; else that takes no time
+    "size_asserts": False,
+}
+"""How inductor is set. That an index is inside of the pool is still asserted: what it writes outside is lost memory."""
+
 INSTALL = {
     "cpu": "install g++ or clang (Debian: apt install g++; macOS: xcode-select --install)",
     "cuda": "install Triton and a C compiler (pip install triton; apt install gcc)",
 }
+
+
+def _only(argument: str) -> Callable[[Any], list[bool]]:
+    """For Dynamo: of the conditions under which it may use a graph, check what kind of tensor the argument is."""
+    return lambda guards: [guard.guard_type == "TENSOR_MATCH" and guard.name == argument for guard in guards]
+
+
+# ==== phase7/decoding.py ============================================================================================
+# Decoding: the region between two attentions with the first of them in it, for steps of one token per request.
+#
+# One query per request is too little work for an attention kernel: what surrounds it (gathering blocks, expanding heads,
+# choosing an implementation) takes longer. Written as sums, it is compiled into the region, and reads the pool in place.
+
+
+def attend_rows(q: Tensor, keys: Tensor, values: Tensor, context: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """softmax(scale · q·kᵀ)·v of one query per request, as sums; computed in float32 at least.
+
+    q `(B, kv_heads, group, head_dim)`; keys and values `(slots, kv_heads, head_dim)`, all of the pool; context int64
+    `(B, S)`: the slots of each request; seen bool `(B, S)`. Returns the shape and dtype of q.
+    """
+    query = q.to(wide(q.dtype)).unsqueeze(1)
+    scores = (query * keys[context].unsqueeze(3)).sum(-1) * scale  # (B, S, kv_heads, group)
+    scores = scores.masked_fill(~seen[:, :, None, None], -torch.inf)
+    weights = (scores - scores.amax(1, keepdim=True)).exp()
+    total = weights.sum(1).unsqueeze(-1)  # divided by at the end: a division per number, not per number and key
+    return ((weights.unsqueeze(-1) * values[context].unsqueeze(3)).sum(1) / total).to(q.dtype)
+
+
+def attend_and_go_on(
+    block: Any, following: Any, x: Tensor, q: Tensor, k: Tensor, v: Tensor, rotary: Tensor | None, layer: list[Tensor]
+) -> tuple[Tensor, ...]:
+    """From a layer's q, k and v to the next one's: k and v into the pool, attention, `leave`, `enter`.
+
+    x, q, k, v: `(B, width)`, heads side by side. `layer`: keys and values of the pool, `(slots, width of k)`, and of
+    the step the slots `(B,)` of k and v, context and mask `(B, S)`. To the compiler B, S and the pool's size are
+    variables; the assertion makes constants of the widths.
+    """
+    keys, values, slots, context, seen = layer
+    heads, width = (block.kv_heads, block.head_dim), block.kv_heads * block.head_dim
+    assert all(part.shape[1] == width for part in (k, v, keys, values))
+    assert q.shape[1] == width * block.group
+    keys.index_put_((slots,), k)
+    values.index_put_((slots,), v)
+    q = q.view(-1, block.kv_heads, block.group, block.head_dim)
+    keys, values = keys.unflatten(1, heads), values.unflatten(1, heads)
+    attended = attend_rows(q, keys, values, context, seen, block.head_dim**-0.5)
+    x = block.leave(x, attended.flatten(1))
+    return x, *(part.flatten(1) for part in following.enter(x, rotary))
+
+
+CONSTANT = (bool, int, float, str, list, type(None), FunctionType, BuiltinFunctionType)
+"""Attributes of a module that the compiler takes for constants."""
+
+
+def alike(blocks: Iterable[nn.Module]) -> bool:
+    """Whether a graph made of one block is right for all: they differ in nothing but what their tensors hold."""
+    first, *others = (constants(block) for block in blocks)
+    return all(other == first for other in others)
+
+
+def constants(block: nn.Module) -> list[Any]:
+    """Of each of its modules: name, class, attributes that are no tensors, dtypes and shapes of the parameters."""
+    made: list[Any] = []
+    for name, part in block.named_modules():
+        fixed = {key: value for key, value in vars(part).items() if isinstance(value, CONSTANT)}
+        kinds = {key: (value.dtype, value.shape) for key, value in part.named_parameters(recurse=False)}
+        made.append((name, type(part), fixed, kinds))
+    return made
+
+
+class Decoding:
+    """`attend_and_go_on` compiled: once for a single row, which is a size of its own to the compiler, once for more."""
+
+    def __init__(self, compiled: Callable[[Any], Callable[..., Any]]) -> None:
+        self.one, self.more = compiled(attend_and_go_on), compiled(attend_and_go_on)
+
+    def serves(self, attention: Any) -> bool:
+        """Whether a layer's attention, and so that of all, is of one token per request over a pool of blocks."""
+        if not isinstance(attention, PagedAttention):
+            return False
+        step = attention.cache.step
+        return len(step.tables) == len(step.slots) and step.context.shape[1] > 1  # a width of 1 is a size of its own
+
+    def __call__(
+        self, block: Any, following: Any, attention: PagedAttention, parts: tuple[Tensor, ...], rotary: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """`parts`: x, q, k, v of a layer, all `(B, width)` -> those of the next."""
+        region = self.one if len(parts[0]) == 1 else self.more
+        return region(block, following, *parts, rotary, attention.decode_inputs())
 
 
 # ==== phase7/product.py =============================================================================================
@@ -48,8 +147,8 @@ OPERATOR = "product"
 while torch._C._dispatch_has_kernel(f"minfer::{OPERATOR}"):  # by another file with this code: a student's, say
     OPERATOR += "_"
 LIBRARY.define(f"{OPERATOR}(Tensor x, Tensor handle, int out_features) -> Tensor")
-PRODUCTS: "weakref.WeakValueDictionary[int, nn.Module]" = weakref.WeakValueDictionary()
-"""The layers behind the handles of live products."""
+PRODUCTS: "weakref.WeakValueDictionary[int, Callable[[Tensor], Tensor]]" = weakref.WeakValueDictionary()
+"""What is behind the handles of live products."""
 _numbers = itertools.count()
 
 
@@ -73,13 +172,40 @@ class Product(nn.Module):
     def __init__(self, layer: nn.Module, out_features: int) -> None:
         super().__init__()
         self.layer, self.out_features = layer, out_features
-        number = next(_numbers)
-        self.handle = torch.tensor(number, device="cpu")
-        PRODUCTS[number] = layer
+        self.handle = torch.tensor(next(_numbers), device="cpu")
+        self.exchange(layer)
+
+    def behind(self) -> Callable[[Tensor], Tensor]:
+        """What the operator calls; `forward` alone, since nothing is hooked to a layer that only this module knows."""
+        return self.layer.forward
 
     def forward(self, x: Tensor) -> Tensor:
         """x `(*lead, in)` -> `(*lead, out)`."""
         return PRODUCT(x, self.handle, self.out_features)
+
+    def exchange(self, layer: nn.Module) -> None:
+        """Let another layer of the same sizes stand behind the operator."""
+        self.layer = layer
+        self.multiply = PRODUCTS[int(self.handle)] = self.behind()
+
+
+class UnitRowsProduct(Product):
+    """A quantised layer whose rows are divided by their largest numbers, and its result multiplied by them.
+
+    The compiler sees both, and makes them part of what comes before the product and after it; it does not see the rest.
+    """
+
+    layer: QuantizedLinear
+
+    def behind(self) -> Callable[[Tensor], Tensor]:
+        """The product of rows within ±1."""
+        return self.layer.multiply_units
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x `(*lead, in)` -> `(*lead, out)`."""
+        units, largest = unit_rows(x)
+        y = (super().forward(units) * largest).to(x.dtype)
+        return y if self.layer.bias is None else y + self.layer.bias.to(y.dtype)
 
 
 class PackedLinear(nn.Module):
@@ -94,6 +220,14 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x `(*lead, in)` -> `(*lead, out)`."""
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+
+    def unpacked(self) -> nn.Linear:
+        """The plain layer again, with the very same weight."""
+        with torch.device("meta"):
+            plain = nn.Linear(self.in_features, self.out_features, bias=False)
+        plain.weight = nn.Parameter(self.packed.to_dense(), requires_grad=False)
+        plain.bias = self.bias
+        return plain
 
     @staticmethod
     def serves(weight: Tensor) -> bool:
@@ -125,15 +259,18 @@ class TransposedLinear(nn.Module):
         return torch.mm(self.weight, factor.t()).t()[: len(rows)].unflatten(0, x.shape[:-1])
 
 
-def product(layer: nn.Module) -> nn.Module:
-    """A block's linear layer in the form that is fastest where it lives.
+def product(layer: nn.Module, device: Device) -> nn.Module:
+    """A block's linear layer in the form that is fastest on the device that multiplies.
 
     A plain layer that cannot be packed stays as it is, visible to the compiler; what it cannot trace, a packed or a
     quantised layer, becomes a `Product`.
     """
+    if isinstance(layer, QuantizedLinear) and isinstance(layer.kernel, FbgemmInt8):
+        return UnitRowsProduct(layer, layer.out_features)
     if not isinstance(layer, nn.Linear):
         return Product(layer, int(layer.out_features))  # type: ignore[arg-type]
-    return Product(PackedLinear(layer), layer.out_features) if PackedLinear.serves(layer.weight) else layer
+    packable = device.torch_device.type == "cpu" and PackedLinear.serves(layer.weight)
+    return Product(PackedLinear(layer), layer.out_features) if packable else layer
 
 
 def head(layer: nn.Module, embedding: nn.Embedding) -> nn.Module:
@@ -156,11 +293,16 @@ def between(block: Any, following: Any, x: Tensor, attended: Tensor, rotary: Ten
     return x, *following.enter(x, rotary)
 
 
+def _nothing(block: nn.Module) -> None:
+    """Weights are where they are multiplied."""
+
+
 # ==== phase7/engine.py ==============================================================================================
 # Phase 7's change: `prepare_model` merges products and compiles what lies between two attentions.
 
 
 WARMUP_TOKENS = (1, 7)  # one row is a size of its own to the compiler; seven stands for any other number
+WARMUP_BLOCKS = 3  # of a decode step: any number above 1
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from minfer.bench import ledger
 
 
-def test_fast_writes_a_ledger_that_show_prints(run, tmp_path):
+def test_fast_writes_a_ledger_that_show_prints_and_that_is_gone_on_with_until_it_is_finished(run, tmp_path):
     asked = (
         "bench",
         "fast",
@@ -27,9 +27,23 @@ def test_fast_writes_a_ledger_that_show_prints(run, tmp_path):
     assert made["command"].endswith("--only 'phase 5' --only 'decode-1' --only 'phase 8'")
     shown = run("bench", "show", "l.json")
     assert shown.code == 0
-    for said in ("1 request at once, 32 tokens in, 64 out", "phase 5 fp32", "phase 8 fp32: n/a (no CUDA device)"):
+    for said in (
+        "1 request at once, 32 tokens in, 48 out",
+        "phase 5 fp32",
+        "phase 8 fp32: n/a (no CUDA device)",
+        "between",
+    ):
         assert said in done.out  # figures may differ in their last digit: a ledger has six
         assert said in shown.out
+    assert "is finished" in run(*asked, "--device", "cpu", "--out", "l.json").err
+    kept = made["parts"][0]["rows"][0]["samples"]
+    made["finished"] = False
+    ledger.save(tmp_path / "l.json", made)
+    assert "it is not finished" in run("bench", "show", "l.json").out
+    done = run(*asked, "--device", "cpu", "--out", "l.json")
+    assert done.code == 0
+    assert "minfer: going on with l.json" in done.err
+    assert ledger.load(tmp_path / "l.json")["parts"][0]["rows"][0]["samples"] == kept
 
 
 def test_what_is_asked_of_a_benchmark_is_checked_before_it_runs(run):

@@ -40,7 +40,17 @@ def test_every_command_has_help_of_its_own(run):
 
 
 def test_every_command_file_is_listed():
-    shared = {"__init__", "batch", "flags", "memory_report", "phases", "profile_report", "prompt_file", "summary"}
+    shared = {
+        "__init__",
+        "batch",
+        "bench_serve",
+        "flags",
+        "memory_report",
+        "phases",
+        "profile_report",
+        "prompt_file",
+        "summary",
+    }
     found = {path.stem for path in (Path(minfer.__file__).parent / "commands").glob("*.py")}
     assert found - shared == set(SUMMARIES)
 

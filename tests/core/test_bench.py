@@ -6,7 +6,7 @@ import pytest
 
 from minfer.bench import ledger, table
 from minfer.bench.contestants import EngineContestant
-from minfer.bench.readme import BEGIN, END, inserted
+from minfer.bench.readme import BEGIN, END, inserted, marks
 from minfer.bench.sample import Sample, Spread
 from minfer.bench.workloads import Request, Workload, mixed, shared_prefix, single
 from minfer.core.errors import MinferError
@@ -74,6 +74,18 @@ def test_a_table_goes_between_its_marks_and_nowhere_else():
         inserted("a", "new")
 
 
+def test_each_kind_of_ledger_has_a_place_of_its_own():
+    first, last = marks("table")
+    document = f"{BEGIN}\nold\n{END}\n"
+    assert inserted(f"{document}{first}{last}", "new", "table") == f"{document}{first}\n\nnew\n\n{last}"
+
+
 def test_the_readmes_table_is_made_from_the_ledger_beside_the_lessons():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert inserted(readme, table.markdown(ledger.load(ROOT / "phases" / "bench-phases.json"))) == readme
+
+
+def test_the_readmes_full_table_is_made_from_its_ledger_once_there_is_one():
+    readme, made = (ROOT / "README.md").read_text(encoding="utf-8"), ROOT / "phases" / "bench-table.json"
+    text = table.markdown(ledger.load(made)) if made.exists() else ""
+    assert inserted(readme, text, "table").split() == readme.split()

@@ -90,6 +90,30 @@ def test_contestants_take_turns_after_a_warm_up_of_all_requests_and_a_slow_one_r
     assert {name: len(runs) for name, runs in samples.items()} == {"a": 2, "b": 3}
 
 
+def test_a_series_goes_on_from_a_ledger_and_what_failed_before_is_not_tried_again():
+    class Counted:
+        def __init__(self, name, broken=False):
+            self.name, self.broken, self.runs = name, broken, 0
+
+        def run(self, workload):
+            self.runs += 1
+            if self.broken:
+                raise RuntimeError("out of memory")
+            return Sample([[0.1, 0.2]], 1.0)
+
+    work, saved = decode(100, 1), []
+    part = ledger.entry(work, {"a": [], "b": []}, {"c": "no card"})
+    first, broken = Counted("a"), Counted("b", broken=True)
+    interleave([first, broken], work, 1, Console(quiet=True), ledger.series(part, lambda: saved.append(1)))
+    assert (first.runs, broken.runs) == (2, 1)
+    assert saved
+    again, never = Counted("a"), Counted("b")
+    interleave([again, never], work, 3, Console(quiet=True), ledger.series(part, lambda: saved.append(1)))
+    assert (again.runs, never.runs) == (3, 0)
+    said = {row["name"]: row.get("absent", len(row["samples"])) for row in part["rows"]}
+    assert said == {"a": 3, "b": "failed: out of memory", "c": "no card"}
+
+
 # ---- llama.cpp on the same weights ---------------------------------------------------------------------------------
 
 

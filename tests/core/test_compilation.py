@@ -12,7 +12,7 @@ from minfer.core.trace import Trace
 from minfer.course.tiny import tiny_model
 from minfer.phase6 import Engine as Phase6Engine
 from minfer.phase6 import QuantizationOptions
-from minfer.phase7 import Engine, FusionOptions
+from minfer.phase7 import Engine, FusionOptions, PagedStep
 from minfer.phase7.merge import merged
 from minfer.phase7.product import PackedLinear, Product, TransposedLinear
 
@@ -31,12 +31,23 @@ WANTED = tiny_model("qwen3", 17).oracle.greedy(PROMPT, 6)[0]
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler here")
-def test_inductor_compiles_two_graphs_whose_kernels_have_names_in_a_trace():
+def test_inductor_compiles_three_graphs_whose_kernels_have_names_in_a_trace_and_write_nothing_outside_the_pool():
     engine, token_ids = answer("inductor")
     assert token_ids == WANTED
-    assert str(engine.compilation) == "inductor, 2 graphs"
+    assert str(engine.compilation) == "inductor, 3 graphs"
     trace = Trace.of(lambda: engine.generate([PROMPT], GREEDY))
     assert any("_fused_" in record.name() for record in trace.records)
+    for rows in (1, 7):
+        write_outside(engine, rows)
+
+
+def write_outside(engine, rows):
+    """A wrong block table is an error, and nobody's memory is written."""
+    cache, tokens = engine.cache, torch.zeros(rows, dtype=torch.int64)
+    tables, masks = torch.zeros(rows, 3, dtype=torch.int64), cache.decode_masks(tokens, 3 * cache.block_size)
+    cache.step = PagedStep(tokens + cache.pool[0, 0, ..., 0, 0].numel(), tables, masks, [])
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="index out of bounds"):
+        engine.model(tokens, tokens, cache.layers)
 
 
 def test_without_a_compiler_it_says_what_to_install_and_goes_on():

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 OPTIONAL = ("tokenizers", "jinja2", "matplotlib", "triton", "transformers", "flash_attn", "huggingface_hub", "gguf")
+OPTIONAL += ("fastapi", "uvicorn", "starlette", "prometheus_client")
 
 BLOCK = f"""
 import socket, sys

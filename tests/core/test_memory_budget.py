@@ -222,7 +222,9 @@ def step(config, dtype, tokens, past):
     """A forward of `tokens` tokens behind `past`, and a draw from the last one's logits."""
     model, cache = make_model(config, dtype), KVCache(config, dtype, torch.device("cpu"))
     cache.reserve([SimpleNamespace(max_length=past + tokens)])
-    drawn = SimpleNamespace(params=SamplingParams(temperature=1.0), seed=1, prompt_ids=[1], output_ids=[], end_ids=())
+    drawn = SimpleNamespace(
+        params=SamplingParams(temperature=1.0), seed=1, prompt_ids=[1], output_ids=[], num_drawn=0, end_ids=()
+    )
     input_ids, positions = torch.zeros(tokens, dtype=torch.int64), torch.arange(past, past + tokens)
 
     @torch.inference_mode()

@@ -220,3 +220,13 @@ def test_the_bytes_that_a_layer_says_are_those_that_the_allocator_gave():
     lines = result.stdout.splitlines()
     assert len(lines) == len(SHAPES), result.stderr
     assert [line for line in lines if not 0.99 < float(line.split()[0]) < 1.01] == []
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, torch.float64, BRAIN, torch.float16])
+def test_every_code_of_8_bits_is_the_number_that_torch_converts_it_to_bit_for_bit(dtype):
+    bits = {BRAIN: torch.int16, torch.float16: torch.int16, FLOAT: torch.int32, torch.float64: torch.int64}[dtype]
+    for name in ("fp8", "int8"):
+        scheme = find_scheme(name)
+        codes = torch.arange(256, dtype=torch.uint8).view(scheme.dtype).view(2, 128).t()
+        made = scheme.numbers(codes, dtype)
+        assert torch.equal(made.view(bits), codes.to(dtype).view(bits))

@@ -5,16 +5,18 @@ import pytest
 from minfer.bench import full_grid, ledger
 from minfer.bench.anatomy import anatomy, event_seconds, product_bytes, terms
 from minfer.bench.contestants import EngineContestant
+from minfer.bench.operators import _kind
 from minfer.bench.sample import Sample
+from minfer.bench.step_parts import parts_of_a_step
 from minfer.bench.why import in_words, neighbours, row_named, waterfall
-from minfer.bench.workloads import batch
+from minfer.bench.workloads import batch, decode, prefill
 from minfer.core.errors import MinferError
 from minfer.cost.formulas import Formulas
 from minfer.course.tiny import tiny_model
 
 ANATOMY = {
     **{"steps": 4.0, "calls": 50.0, "forward_s": 0.8, "products_s": 0.5, "attention_s": 0.1, "cache_s": 0.05},
-    **{"communication_s": 0.0, "product_bytes": 1e8},
+    **{"communication_s": 0.0, "product_bytes": 1e8, "beside_s": 0.8},
 }
 
 
@@ -34,7 +36,7 @@ def table(*rows):
 
 
 FIRST = row("FP32", 0.95, 0.9, 0.94)
-SECOND = row("INT8", 0.5, forward_s=0.42, products_s=0.2, product_bytes=2.5e7)
+SECOND = row("INT8", 0.5, forward_s=0.42, products_s=0.2, product_bytes=2.5e7, beside_s=0.4)
 
 
 def test_the_parts_of_a_row_are_its_time_per_token():
@@ -46,8 +48,15 @@ def test_the_parts_of_a_row_are_its_time_per_token():
     assert parts.total == pytest.approx(225)  # 0.9 s over 4 tokens: nothing is unexplained
 
 
+def test_a_machine_that_has_slowed_down_since_is_no_part_of_a_row():
+    slower = {name: 2 * value if name.endswith("_s") else value for name, value in ANATOMY.items()}
+    run = ledger.runs(FIRST)[1]
+    assert terms(slower, run, 1e9).total == pytest.approx(terms(ANATOMY, run, 1e9).total)
+    assert terms(slower, run, 1e9).weights == pytest.approx(100)  # the memory was measured with the row
+
+
 def test_products_that_are_faster_than_memory_came_from_a_cache():
-    parts = terms({**ANATOMY, "product_bytes": 1e9}, ledger.runs(FIRST)[0], 1e9)
+    parts = terms({**ANATOMY, "product_bytes": 1e9}, ledger.runs(FIRST)[1], 1e9)
     assert (parts.weights, parts.arithmetic) == (pytest.approx(125), 0)
 
 
@@ -55,7 +64,7 @@ def test_the_waterfall_is_of_medians_and_names_what_is_left():
     made = waterfall(table(FIRST, SECOND), FIRST, SECOND)
     assert (made.first, made.second) == (pytest.approx(235), pytest.approx(125))
     assert made.parts["weights"] == pytest.approx(25 - 100)
-    assert made.parts["arithmetic"] == pytest.approx(25 - 25)
+    assert made.parts["arithmetic"] == pytest.approx(25 - (125 * 1.05 - 100))  # the median run was slower than beside
     assert sum(made.parts.values()) + made.unexplained == pytest.approx(made.difference) == -110
     assert made.noise == pytest.approx(1000 * 0.05 / 4 / 2)
 
@@ -125,6 +134,37 @@ def test_the_anatomy_of_a_run_has_its_parts_inside_the_forward(phase, options):
     assert not any(module._forward_hooks for module in contestant.engine.model.modules())
 
 
+@pytest.mark.parametrize("phase", [5, 7])
+@pytest.mark.parametrize("work", [decode(17, 3, 6, 12), prefill(17, 9)])
+def test_a_steps_parts_are_of_the_steps_that_the_workload_is_about(phase, work):
+    import torch
+
+    model = tiny_model("llama", 17).module(torch.float32)
+    contestant = EngineContestant(phase, model, num_blocks=64)
+    samples = [contestant.run(work)]
+    seen = parts_of_a_step(contestant, work, samples, 0.0)
+    assert all(seconds > 0 for seconds in seen.values())
+    assert sum(seen.values()) < samples[0].duration
+    assert "forward" not in vars(contestant.engine)
+    assert not any(module._forward_hooks for module in contestant.engine.model.modules())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("graph_0_cpp_fused_index_mul_sum_6", "attention"),
+        ("graph_0_cpp_fused_amax_exp_masked_fill_sub_sum_7", "attention"),
+        ("graph_0_cpp_fused_index_put_view_2", "attention"),
+        ("graph_0_cpp_fused_add_expand_mean_mul_pow_rsqrt_0", None),
+        ("graph_0_cpp_fused_mul_silu_split_3", None),
+        ("minfer::head", "head"),
+        ("minfer::product", "products"),
+    ],
+)
+def test_what_is_compiled_counts_as_attention_by_the_operators_in_its_name(name, kind):
+    assert _kind(name) == kind
+
+
 def test_the_bytes_of_products_are_those_of_the_formulas():
     module = tiny_model("llama", 17).module()
     formulas = Formulas(module.config, "float64")
@@ -132,4 +172,4 @@ def test_the_bytes_of_products_are_those_of_the_formulas():
 
 
 def test_an_event_costs_the_profiler_some_time_and_no_more_than_an_operator():
-    assert 0 <= event_seconds() < 1e-3
+    assert 0 <= event_seconds(tiny_model("llama", 17).config) < 1e-3

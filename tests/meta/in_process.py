@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Outcomes:
-    """A pytest plugin that keeps, for each test, "" if it passed, else what was shown."""
+    """A pytest plugin that keeps, for each test, "" if it passed, else what was shown; so too of a blocked one."""
 
     def __init__(self):
         self.shown, self.collected = {}, []
@@ -23,6 +23,8 @@ class Outcomes:
         name = report.nodeid.rpartition("::")[2]
         if report.failed:
             self.shown[name] = str(report.longrepr)
+        elif getattr(report, "graded", {}).get("status") == "blocked":
+            self.shown[name] = report.graded["message"]
         elif report.when == "call":
             self.shown.setdefault(name, "")
 

@@ -163,8 +163,8 @@ def test_modules_are_as_before_after_a_refusal(student):
     [
         ("nowhere.py", "there is no file nowhere.py"),
         ("no_such_module:Engine", "there is no module no_such_module"),
-        ("tests", "give FILE.py with an optional :Class, or module:Class"),
-        ("work/phase3", "give FILE.py with an optional :Class, or module:Class"),
+        ("tests", "the folder has no phase3.py or phase3.ipynb (there: no Python file and no notebook)"),
+        ("work/phase3", "give FILE.py, FILE.ipynb with an optional :Class, a folder, or module:Class"),
     ],
 )
 def test_what_is_not_there_ends_the_run_before_any_test(spec, message, capsys):
@@ -199,8 +199,9 @@ def test_a_broken_file_fails_with_one_screen_and_the_command_to_repeat_it(studen
     assert outcomes.shown.pop("test_P3_10_one_token_per_step_after_the_prompt") == ""
     (message,) = outcomes.shown.values()
     lines = message.splitlines()
-    assert lines[0] == "P3-01"
-    assert [line.split()[0] for line in lines[1:]] == ["did", "expected", "got", "think", "again"]
+    assert lines[0] == "P3-01  positions go on where the cache ends  (0 of 10 points)"
+    assert [line.split()[0] for line in lines[1:]] == ["did", "expected", "got", "think", "looks", "more", "again"]
+    assert "the same to the last digit: P3-01 positions from zero" in lines[-3]
     assert "first at step 1, step 0 is right" in message
     assert lines[-1].endswith(
         f"pytest tests/phase3/test_kv_cache.py -k test_P3_01_positions_go_on_where_the_cache_ends "

@@ -1,6 +1,7 @@
 """Mistakes of phase 7: sizes that the compiler fixes, broken graphs, wrong merging, copies, traces of warming up."""
 
 import types
+from functools import partial
 
 import torch
 from torch import nn
@@ -9,6 +10,7 @@ from minfer.core.rope import rotate
 from minfer.course.compiles import Compiles
 from minfer.phase7 import Engine
 from minfer.phase7.blocks import FusedBlock
+from minfer.phase7.decoding import Decoding, attend_and_go_on
 from minfer.phase7.fused_model import FusedModel, between
 from tests.mutants import probes
 from tests.mutants.planting import Mutants
@@ -47,7 +49,7 @@ class Region(Engine):
     def prepare_model(self, model):
         prepared = super().prepare_model(model)
         if isinstance(prepared, FusedModel) and not self.compilation.problem:
-            prepared.between = self.region()
+            prepared.between, prepared.decoding = self.region(), None
         return prepared
 
 
@@ -106,7 +108,7 @@ class CompiledButNotUsed(Engine):
     def allocate(self):
         super().allocate()
         if isinstance(self.model, FusedModel):
-            self.model.between = between
+            self.model.between, self.model.decoding = between, None
 
 
 @plant("P7-05", compiled)
@@ -124,6 +126,91 @@ class SuppressesTheError(Region):
                 return between(*parts)
 
         return region
+
+
+# ---- a decode step's attention in the region -------------------------------------------------------------------------
+
+
+def compiled_answer(engine_cls, lab, epsilon=None):
+    model = lab.model(layers=4)
+    module = model.module()
+    if epsilon is not None:
+        module.layers[1].post_attention_layernorm.eps = epsilon
+    engine = lab.engine(engine_cls, module, compiler=Compiles.name)
+    return lab.run(engine, [probes.ids(model, 6)], lab.params(4))[0].logits
+
+
+class Decodes(Engine):
+    """Phase 7 with another `attend_and_go_on`."""
+
+    step = staticmethod(attend_and_go_on)
+
+    def compile(self, model):
+        super().compile(model)
+        if model.decoding is not None:
+            region = self.compilation.compiled(type(self).step)
+            model.decoding.one = model.decoding.more = region
+
+
+def unmasked(block, following, x, q, k, v, rotary, layer):
+    *rest, seen = layer
+    return attend_and_go_on(block, following, x, q, k, v, rotary, [*rest, torch.ones_like(seen)])
+
+
+def scaled_twice(block, following, x, q, k, v, rotary, layer):
+    return attend_and_go_on(block, following, x, q * block.head_dim**-0.5, k, v, rotary, layer)
+
+
+def stored_after_read(block, following, x, q, k, v, rotary, layer):
+    keys, values, slots, context, seen = layer
+    nowhere = torch.full_like(slots, keys.shape[0] - 1)  # in the scratch block
+    made = attend_and_go_on(block, following, x, q, k, v, rotary, [keys, values, nowhere, context, seen])
+    keys.index_put_((slots,), k)
+    values.index_put_((slots,), v)
+    return made
+
+
+def heads_dealt_in_turn(block, following, x, q, k, v, rotary, layer):
+    """As if query heads 0, 2, 4 … were the group of key head 0."""
+    dealt = q.view(-1, block.group, block.kv_heads, block.head_dim).transpose(1, 2).flatten(1)
+    return attend_and_go_on(block, following, x, dealt, k, v, rotary, layer)
+
+
+@plant("P7-05", compiled_answer)
+class SeesWhatIsNotThereYet(Decodes):
+    step = staticmethod(unmasked)
+
+
+@plant("P7-05", compiled_answer)
+class ScalesTwice(Decodes):
+    step = staticmethod(scaled_twice)
+
+
+@plant("P7-05", compiled_answer)
+class StoresAfterItReads(Decodes):
+    step = staticmethod(stored_after_read)
+
+
+@plant("P7-05", compiled_answer)
+class DealsHeadsInTurn(Decodes):
+    step = staticmethod(heads_dealt_in_turn)
+
+
+@plant("P7-05", compiled_answer)
+class WeightsOfTheFirstLayerForAll(Engine):
+    def compile(self, model):
+        super().compile(model)
+        if model.decoding is not None:
+            region, blocks = model.decoding.one, model.layers[:2]
+            model.decoding.one = model.decoding.more = lambda _, __, *rest: region(*blocks, *rest)
+
+
+@plant("P7-05", partial(compiled_answer, epsilon=0.5))
+class OneGraphForLayersThatDiffer(Engine):
+    def compile(self, model):
+        super().compile(model)
+        if not self.compilation.problem:
+            model.decoding = Decoding(partial(self.compilation.compiled, guarded_by="x"))
 
 
 # ---- what is merged --------------------------------------------------------------------------------------------------

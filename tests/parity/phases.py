@@ -35,4 +35,5 @@ def answers(engine, prompts: list[list[int]], max_tokens: list[int | None], **pa
     made = engine.generate(prompts, [SamplingParams(max_tokens=most, **params) for most in max_tokens])
     del engine.sample
     rows = [torch.stack(steps[number]) for number in sorted(steps)]  # sequences are numbered in the order asked
-    return [Answer(one.token_ids, logits) for one, logits in zip(made, rows, strict=True)]
+    # a step that was launched before the one before it had ended an answer draws a token for nobody
+    return [Answer(one.token_ids, logits[: len(one.token_ids)]) for one, logits in zip(made, rows, strict=True)]

@@ -1,5 +1,7 @@
 """Phase 1: the right row of logits, and attention that is the formula. Each family isolates one mistake."""
 
+import pytest
+
 
 def test_P1_01_logits_of_the_last_position(engine_cls, lab):
     model = lab.model("gpt2")
@@ -11,6 +13,7 @@ def test_P1_01_logits_of_the_last_position(engine_cls, lab):
         lab.follows(run, model, "P1-01", did, "which position's logits say what follows the last token?")
 
 
+@pytest.mark.points(needs="P1-01")
 def test_P1_04_attention_is_scaled_by_the_head_dim(engine_cls, lab):
     model = lab.model("gpt2")  # no rotary embedding, no grouped heads: only the scale can be wrong
     (run,) = lab.run(lab.engine(engine_cls, model), lab.prompt(model, 9), lab.params(5))
@@ -18,6 +21,7 @@ def test_P1_04_attention_is_scaled_by_the_head_dim(engine_cls, lab):
     lab.follows(run, model, "P1-04", did, "q·k is divided by the root of which size?")
 
 
+@pytest.mark.points(needs="P1-01")
 def test_P1_05_rotary_pairs_are_half_a_head_apart(engine_cls, lab):
     model = lab.model("mha")  # no grouped heads: beside P1-04, only the rotation can be wrong
     engine = lab.engine(engine_cls, model)
@@ -28,6 +32,7 @@ def test_P1_05_rotary_pairs_are_half_a_head_apart(engine_cls, lab):
     lab.follows(run, model, "P1-05", "generated 15 tokens after a prompt of 20", hint)
 
 
+@pytest.mark.points(needs="P1-01")
 def test_P1_06_query_heads_share_neighbouring_kv_heads(engine_cls, lab):
     model = lab.model("llama")
     sizes = lab.sizes

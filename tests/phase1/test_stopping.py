@@ -1,5 +1,7 @@
 """Phase 1: when a request ends, what is its text, and what is said to have ended it."""
 
+import pytest
+
 from minfer.core.sequence import FinishReason
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -43,6 +45,7 @@ def test_P1_14_end_tokens_of_the_config_without_a_tokenizer(engine_cls, lab):
     lab.equal(run.token_ids, [5, 6], "P1-14", did, "eos_token_id may be a list")
 
 
+@pytest.mark.points(needs="P1-08")
 def test_P1_15_no_end_before_min_tokens(engine_cls, lab):
     code, hint = "P1-15", "before min_tokens an end token cannot be drawn, and nothing ends the text"
     logits = [0.0] * lab.sizes.vocab
@@ -59,6 +62,7 @@ def test_P1_15_no_end_before_min_tokens(engine_cls, lab):
     lab.equal([run.token_ids, run.completion.text], [[7] * 4, "ababa"], code, did, hint)
 
 
+@pytest.mark.points(needs="P1-08")
 def test_P1_16_stop_strings(engine_cls, lab):
     code, hint = "P1-16", "hold back what may become a stop string; cut at its first character"
     pieces = {5: b"Hello", 6: b", wor", 7: b"ld! ", 8: b"And", 9: b" more"}

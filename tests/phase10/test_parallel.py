@@ -3,6 +3,8 @@
 from contextlib import suppress
 from math import prod
 
+import pytest
+
 from minfer.core.errors import MinferError
 from tests.phase10.dealt import LAYOUTS, Dealt, right_in
 
@@ -26,6 +28,7 @@ def test_P10_02_two_sums_per_layer_and_no_more(engine_cls, lab):
                 lab.equal(sums[rank, "all_reduce"], most, code, f"{did}, one for the embedding and two per layer", hint)
 
 
+@pytest.mark.points(needs="P10-01")
 def test_P10_03_a_bias_is_added_once(engine_cls, lab):
     hint = "what every rank adds before the sum counts once per rank"
     right_in(engine_cls, lab, ("biased", "gpt2"), ((2, 1), (3, 1), (2, 2)), "P10-03", hint)
@@ -42,11 +45,13 @@ def test_P10_04_heads_are_dealt_whole_or_refused(engine_cls, lab):
         lab.check(named, code, did, "an error that names all three numbers", said, hint)
 
 
+@pytest.mark.points(needs="P10-01")
 def test_P10_05_merged_parameters_are_dealt_part_by_part(engine_cls, lab):
     hint = "c_attn is q, k and v one behind the other: a rank needs its heads of each, not the first rows of all"
     right_in(engine_cls, lab, ("gpt2", "llama"), ((2, 1), (3, 1)), "P10-05", hint)
 
 
+@pytest.mark.points(needs="P10-01")
 def test_P10_06_rows_and_columns_are_not_exchanged(engine_cls, lab):
     hint = "weights are (out, in): column-parallel layers are cut along out, row-parallel ones along in"
     right_in(engine_cls, lab, ("tied", "qwen2", "gpt2"), ((2, 1), (2, 2)), "P10-06", hint)
@@ -93,6 +98,7 @@ def test_P10_09_each_rank_reads_only_its_own(engine_cls, lab):
                 lab.check(everything, code, did, f"{sum(stored.values())} together, at least", f"{sum(read)}", hint)
 
 
+@pytest.mark.points(needs="P10-01")
 def test_P10_10_the_vocabulary_is_padded_masked_and_trimmed(engine_cls, lab):
     code, hint = "P10-10", "rows behind the vocabulary are no tokens; a token of another rank is no row here"
     right_in(engine_cls, lab, ("llama", "tied", "qwen2-windows", "gpt2"), ((2, 1), (3, 1)), code, hint)

@@ -1,5 +1,7 @@
 """Phase 3: each token is computed once, and nothing of the answer changes."""
 
+import pytest
+
 from minfer.core.errors import MinferError
 
 
@@ -10,6 +12,7 @@ def test_P3_01_positions_go_on_where_the_cache_ends(engine_cls, lab):
     lab.follows(run, model, "P3-01", did, "if step 0 is right and step 1 is not: at which position is the new token?")
 
 
+@pytest.mark.points(needs="P3-01")
 def test_P3_02_several_tokens_after_a_cached_prefix(engine_cls, lab):
     hint = "query i of the chunk sits at position start + i: which keys may it see, and within which window?"
 
@@ -33,6 +36,7 @@ def test_P3_02_several_tokens_after_a_cached_prefix(engine_cls, lab):
     lab.each(("llama", "gpt2", "mistral", "qwen3", "dynamic"), check)
 
 
+@pytest.mark.points(needs="P3-01")
 def test_P3_06_a_second_call_starts_from_an_empty_cache(engine_cls, lab):
     model = lab.model()
     engine = lab.engine(engine_cls, model)
@@ -93,6 +97,7 @@ def test_P3_08_the_cache_takes_the_bytes_of_the_formula(engine_cls, lab):
     lab.check(fits, code, did, want, f"{got:,} bytes, {got / per_token / model.context:.2f} × the formula", hint)
 
 
+@pytest.mark.points(needs="P3-01")
 def test_P3_09_the_empty_tail_is_never_seen(engine_cls, lab):
     model = lab.model("qwen2-windows")
     engine = lab.engine(engine_cls, model)
@@ -115,6 +120,7 @@ def test_P3_10_one_token_per_step_after_the_prompt(engine_cls, lab):
     lab.equal(engine.record.forwarded, [length, 1, 1, 1, 1, 1], code, did, hint)
 
 
+@pytest.mark.points(needs="P3-01")
 def test_P3_11_windows_slide_over_the_cache(engine_cls, lab):
     hint = "a query sees `window` positions, itself included, and layers may differ"
 

@@ -1,5 +1,7 @@
 """Phase 4: several requests in one forward, and none of them notices the others."""
 
+import pytest
+
 from minfer.core.sequence import FinishReason
 
 LENGTHS = (2, 9, 5)
@@ -31,6 +33,7 @@ def test_P4_01_each_row_is_read_at_its_own_last_token(engine_cls, lab):
     lab.each(("llama", "gpt2"), check)
 
 
+@pytest.mark.points(needs="P4-01")
 def test_P4_02_each_row_has_its_own_positions(engine_cls, lab):
     hint = "a token's position counts the tokens of its own request; the column that it stands in counts padding too"
 
@@ -42,6 +45,7 @@ def test_P4_02_each_row_has_its_own_positions(engine_cls, lab):
     lab.each(("mha", "gpt2"), check)
 
 
+@pytest.mark.points(needs="P4-01")
 def test_P4_03_padding_is_never_seen(engine_cls, lab):
     code, hint = "P4-03", "mask the padding in prefill, and in every decode step too: it is still in the cache"
     model = lab.model()
@@ -141,6 +145,7 @@ def test_P4_11_finished_rows_leave_the_computation(engine_cls, lab):
         lab.follows(run, model, code, "rows that go on when others have left", hint)
 
 
+@pytest.mark.points(needs="P4-01")
 def test_P4_12_ragged_batches_of_every_family(engine_cls, lab):
     def check(family):
         model = lab.model(family)
@@ -158,6 +163,7 @@ def test_P4_12_ragged_batches_of_every_family(engine_cls, lab):
     lab.each(lab.families, check)
 
 
+@pytest.mark.points(needs="P4-01")
 def test_P4_13_alone_or_together_in_any_order(engine_cls, lab):
     code, hint = "P4-13", "an answer depends on its own request alone: neither on its neighbours nor on its row"
     model = lab.model("llama3")

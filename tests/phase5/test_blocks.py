@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 
+import pytest
 import torch
 
 from tests.phase5.serving import Serving, alone
@@ -167,6 +168,7 @@ def test_P5_07_a_pool_that_is_too_small_for_all(engine_cls, lab):
         serving.equal(held_back, True, "looked whether any request had to give way (debug_state()['preemptions'])")
 
 
+@pytest.mark.points(needs="P5-07")
 def test_P5_08_a_request_that_gave_way_goes_on_where_it_was(engine_cls, lab):
     code, hint = "P5-08", "it keeps its tokens and its seed; what it had in the cache it has no more"
     model = lab.model("qwen3")

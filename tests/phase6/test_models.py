@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -46,6 +47,7 @@ def test_P6_20_it_answers_as_its_dequantised_model(engine_cls, lab):
         lab.each(lab.families, check)
 
 
+@pytest.mark.points(needs="P6-20")
 def test_P6_27_quantised_requests_in_company(engine_cls, lab):
     code, hint = "P6-27", "preemption, chunks and shared prefixes change nothing but the order of work"
     for family, options in (("mistral", INT8), ("llama", INT4), ("gpt2", INT4), ("qwen3", INT8)):
@@ -60,6 +62,7 @@ def test_P6_27_quantised_requests_in_company(engine_cls, lab):
         lab.check(service.state["shared_tokens"] > 0, code, did, "a shared prefix", "none", hint)
 
 
+@pytest.mark.points(needs="P6-20")
 def test_P6_28_a_stored_model_has_the_same_codes(engine_cls, lab):
     code, hint = (
         "P6-28",

@@ -5,6 +5,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minfer.course.compiles import Compiles
 
 MOST_GRAPHS = 3
+LAYERS = 4  # so that a graph is of several of them
 FAMILIES = ("llama", "biased", "qwen3", "gpt2")
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::linear", "aten::matmul", "aten::bmm", "minfer::product")
 
@@ -56,7 +57,7 @@ def test_P7_02_no_graph_break(engine_cls, lab):
 
 def test_P7_05_what_is_compiled_runs(engine_cls, lab):
     code, hint = "P7-05", "the step must go through what torch.compile returned, and errors must not be suppressed"
-    model = lab.model()
+    model = lab.model(layers=LAYERS)
     seen = Compiles()
     engine = lab.engine(engine_cls, model, compiler=Compiles.name)
     lab.check(seen.graphs > 0, code, "made an engine", "at least one graph to be compiled", "none", hint)
@@ -67,6 +68,23 @@ def test_P7_05_what_is_compiled_runs(engine_cls, lab):
     ran = seen.calls - before
     did = "generated 6 tokens; counted runs of compiled graphs"
     lab.check(ran >= least, code, did, f"at least {least}: one between any two layers, each step", f"{ran}", hint)
+    prompts = [lab.prompt(model, length) for length in (4, 9, 2)]
+    for run in lab.run(engine, prompts, lab.params(3)):
+        lab.follows(run, model, code, "generated 3 tokens of three requests at once", hint)
+    layers_that_differ(engine_cls, lab, model, code)
+
+
+def layers_that_differ(engine_cls, lab, model, code):
+    """One norm's epsilon is another: a constant to the compiler, which the graph of another layer does not have."""
+    hint = "a graph that was made of one layer is right for another only if what is constant in it is the same"
+    logits = []
+    for compiler in (Compiles.name, "none"):
+        module = model.module()
+        module.layers[1].post_attention_layernorm.eps = 0.5
+        engine = lab.engine(engine_cls, module, compiler=compiler)
+        logits += [run.logits for run in lab.run(engine, [lab.prompt(model, 5)], lab.params(3))]
+    did = "changed a norm's epsilon in one layer; compared the logits with those of an engine that is not compiled"
+    lab.equal(logits[0], logits[1], code, did, hint)
 
 
 def test_P7_06_merged_products_are_the_same(engine_cls, lab):

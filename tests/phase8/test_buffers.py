@@ -3,6 +3,7 @@
 import copy
 
 import numpy as np
+import pytest
 
 from tests.phase8.graphs import GraphServing, prompts_of
 
@@ -18,6 +19,7 @@ def test_P8_01_every_buffer_is_filled_before_each_replay(engine_cls, lab):
         serving.equal(serving.device.replays > 10, True, "looked whether more than 10 steps were replayed")
 
 
+@pytest.mark.points(needs="P8-01")
 def test_P8_03_padding_touches_nobody(engine_cls, lab):
     """Ten blocks for four requests: what the last one leaves is soon another's, while its row is padding."""
     code, hint = "P8-03", "where do rows that only fill up a bucket write? and rows that an earlier step has filled?"
@@ -55,6 +57,7 @@ def _wrote_only_its_tokens(serving, before, held, cached):
     serving.equal(touched, [], f"after step {serving.steps} looked for slots (block, place) of others that changed")
 
 
+@pytest.mark.points(needs="P8-01")
 def test_P8_05_a_later_replay_changes_no_earlier_logits(engine_cls, lab):
     hint = "a graph writes its logits to the same memory at every replay: give out a copy"
     model = lab.model("mistral")
@@ -95,6 +98,7 @@ def test_P8_08_captured_memory_stays(engine_cls, lab):
     serving.serve(prompts_of(lab, model, (5, 9, 3)), lab.params(6))
 
 
+@pytest.mark.points(needs="P8-01")
 def test_P8_09_what_padding_computes_stays_with_it(engine_cls, lab):
     """Every token that occurs nowhere has NaN for an embedding: so rows of padding that hold one of them are NaN."""
     code, hint = "P8-09", "0 · NaN is NaN, under any mask: may a request's row read what a padding row has written?"

@@ -4,6 +4,9 @@ import os
 import time
 from pathlib import Path
 
+MODULES = (b"minfer.phase10.worker", b"minfer.phase10.replica_worker", b"tests.ranks.dying")
+"""What the processes of ranks and replicas run."""
+
 
 def children(parent=None):
     """The ids of processes of ranks whose parent is `parent` (default: this process)."""
@@ -33,5 +36,5 @@ def _running():
         except OSError:  # it has just ended
             continue
         state, above = stat.rpartition(")")[2].split()[:2]
-        if state != "Z" and (b"minfer.phase10.worker" in command or b"tests.ranks.dying" in command):
+        if state != "Z" and any(module in command for module in MODULES):
             yield int(folder.name), int(above)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minfer.phase10.measurement import OPERATIONS, Figure, StepShare, bus_factor
+from minfer.phase10.measurement import OPERATIONS, Figure, Overlap, StepShare, bus_factor
 from tests.ranks.processes import children
 
 
@@ -26,7 +26,15 @@ def test_bus_bandwidth_is_algorithm_bandwidth_times_the_factor(operation, factor
 
 
 def test_a_share_is_of_the_whole_step():
-    assert StepShare(step_seconds=0.02, communication_seconds=0.005, calls=9).share == pytest.approx(0.25)
+    share = StepShare(step_seconds=0.02, communication_seconds=0.005, calls=9, alone_seconds=0.015)
+    assert share.share == pytest.approx(0.25)
+    assert share.speed == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(("both", "hidden"), [(0.005, 0.0), (0.006, 0.0), (0.003, 1.0), (0.004, 0.5)])
+def test_what_is_hidden_is_a_share_of_the_shorter(both, hidden):
+    figure = Overlap(nbytes=8, communication_seconds=0.002, compute_seconds=0.003, both_seconds=both)
+    assert figure.hidden == pytest.approx(hidden)
 
 
 def test_comm_shows_all_operations_and_the_share_of_a_step(capsys):
@@ -37,11 +45,13 @@ def test_comm_shows_all_operations_and_the_share_of_a_step(capsys):
     assert code == 0
     for operation in OPERATIONS:
         assert f"{operation} " in out
-    assert out.count("4,096") == len(OPERATIONS)
+    assert out.count("4,096") == len(OPERATIONS) + 1
     words = " ".join(out.split())
+    assert "Compute beside communication: an AllReduce of 4,096 bytes takes" in words
     assert "tiny, a decode step of one request on 2 ranks:" in words
     # header and payload, the embedding, two in each of 5 layers, and the head's gather
     assert "in 14 operations between ranks" in words
+    assert "One rank with the threads of all:" in words
     assert not children()
 
 

@@ -84,17 +84,22 @@ class Serving:
         data = [event.removeprefix("data: ") for event in events]
         return [one if one == "[DONE]" else json.loads(one) for one in data]
 
-    def open(self, path, **body):
-        """A socket on which a request was sent, and nothing read."""
+    def open(self, path, receive_buffer=None, **body):
+        """A socket on which a request was sent, and nothing read; `receive_buffer`: bytes."""
         data = json.dumps({"model": NAME, **body}).encode()
         return self.send_raw(
             f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             f"connection: close\r\ncontent-length: {len(data)}\r\n\r\n".encode()
-            + data
+            + data,
+            receive_buffer,
         )
 
-    def send_raw(self, data):
-        made = socket.create_connection(("127.0.0.1", self.port), PATIENCE)
+    def send_raw(self, data, receive_buffer=None):
+        made = socket.socket()
+        made.settimeout(PATIENCE)
+        if receive_buffer:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        made.connect(("127.0.0.1", self.port))
         made.sendall(data)
         return made
 

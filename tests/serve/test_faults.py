@@ -6,6 +6,7 @@ import time
 import pytest
 from openai import APIError, InternalServerError, OpenAI
 
+from minfer.core.group import RankError
 from tests.serve.serving import NAME, Stepped, engine_of, serving, until
 
 COMPLETIONS = "/v1/completions"
@@ -147,6 +148,15 @@ def test_a_dead_engine_fails_all_that_waits_at_once_and_is_no_longer_healthy(own
     assert own.service.admission.requests == 0
     for path in ("/live", "/slots", "/metrics", "/v1/models"):
         assert own.ask("GET", path)[0] in (200, 503)
+
+
+def test_an_engine_that_has_lost_a_rank_is_dead(own, engine):
+    """The request fails as of any fault; but no later one could do better."""
+    engine.in_forward = RankError("rank 1 has ended")
+    status, _, body = own.post(COMPLETIONS, prompt=[MARK, 5])
+    assert (status, body["error"]["message"]) == (500, "RankError: rank 1 has ended")
+    until(lambda: own.ask("GET", "/health")[0] == 503)
+    assert own.post(COMPLETIONS, prompt="a")[0] == 503
 
 
 def test_health_while_loading(engine):

@@ -112,7 +112,7 @@ def test_all_samples_and_prompts_of_a_request_end(own, engine):
 
 
 def test_while_its_prompt_becomes_tokens(own, engine):
-    """The engine never sees it, or takes it back before it steps."""
+    """The engine never sees it, or takes it back after the step in hand."""
     seen = []
     make = engine.sequences
 
@@ -132,7 +132,7 @@ def test_while_its_prompt_becomes_tokens(own, engine):
     until(lambda: own.service.admission.requests == 0)
     engine.let(2)
     until(lambda: not in_hand(own))
-    assert seen[0].output_ids == []
+    assert len(seen[0].output_ids) <= 1
 
 
 def test_in_the_middle_of_its_body(own):
@@ -158,16 +158,18 @@ def test_neighbours_of_one_who_leaves_go_on(own, engine):
 
 
 def test_one_who_reads_nothing_costs_only_its_own_time(module, tokenizer, monkeypatch):
-    """Its answer waits in its own buffers; neighbours are served; when its time is up it is cut off."""
+    """Its answer is more than the sockets' buffers take, and waits; neighbours are served; in the end it is cut off."""
     monkeypatch.setattr(answers, "GRACE", 0.5)
-    with serving(engine_of(module, tokenizer), request_seconds=4.0) as own:
-        lazy = own.open(COMPLETIONS, prompt=["lazy"] * 4, max_tokens=900, stream=True, logprobs=20, ignore_eos=True)
+    engine = engine_of(module, tokenizer, num_blocks=2500, max_batch=9)
+    asked = {"prompt": ["lazy"] * 8, "max_tokens": 900, "stream": True, "logprobs": 20, "ignore_eos": True}
+    with serving(engine, request_seconds=4.0) as own:
+        lazy = own.open(COMPLETIONS, receive_buffer=4096, **asked)
         until(lambda: in_hand(own))
         assert own.complete("abc", max_tokens=3)
-        until(lambda: not in_hand(own))
         own.all_free()
         raw = read_all(lazy)
-        assert b"[DONE]" not in raw or b"took longer than 4 s" in raw
+        assert raw.startswith(b"HTTP/1.1 200")
+        assert b"[DONE]" not in raw
 
 
 def test_an_abort_storm(module, tokenizer):

@@ -11,6 +11,7 @@ import urllib.request
 
 import pytest
 
+from minfer import NEWEST_PHASE
 from minfer.cli import main
 from tests.serve.serving import PATIENCE
 
@@ -19,7 +20,8 @@ class Process:
     """A server started from the command line."""
 
     def __init__(self, *args):
-        command = [sys.executable, "-m", "minfer", "serve", "--port", "0", "--phase", "5", *map(str, args)]
+        phase = () if "--phase" in args else ("--phase", 5)
+        command = [sys.executable, "-m", "minfer", "serve", "--port", "0", *map(str, (*phase, *args))]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MINFER_API_KEY": "", "COLUMNS": "200"}
         environment.pop("MINFER_API_KEY")
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
@@ -42,9 +44,8 @@ class Process:
         data = json.dumps(body).encode()
         made = socket.create_connection(self.url.removeprefix("http://").split(":"), PATIENCE)
         made.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-            % len(data)
-            + data
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data) + data
         )
         return made
 
@@ -98,6 +99,31 @@ def test_what_does_not_end_by_the_deadline_is_ended_with_an_error(start, folder)
     assert server.end()[0] == 0
 
 
+def test_its_help_has_the_options_of_all_phases(capsys):
+    assert main(["serve", "--help"]) == 0
+    said = capsys.readouterr().out
+    for flag in ("--replicas", "--tensor-parallel", "--num-blocks", "--policy", "--max-requests"):
+        assert flag in said
+
+
+def test_the_newest_phase_serves_too(start, folder):
+    """It launches a step before it reads the last one; what clients see is the same."""
+    asked = {"model": "letters", "prompt": ["abc", "hello", "story"], "max_tokens": 30, "ignore_eos": True}
+    options = ("-m", folder, "--dtype", "float64", "--num-blocks", 300)
+    newest = start(*options, "--phase", NEWEST_PHASE, "--compiler", "none")
+    connection = newest.open(model="letters", prompt="a long story", max_tokens=900, stream=True)
+    assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+    texts = [choice["text"] for choice in json.loads(newest.post(**asked))["choices"]]
+    connection.close()
+    raw = newest.post(**asked, stream=True)
+    assert raw.count(b"data: {") == 90
+    assert texts == [choice["text"] for choice in json.loads(start(*options).post(**asked))["choices"]]
+    with urllib.request.urlopen(f"{newest.url}/slots") as answer:
+        (slots,) = json.load(answer)
+    assert slots["blocks"]["free"] == 300
+    assert newest.post(**{**asked, "prompt": "x", "max_tokens": 0, "echo": True})
+
+
 def run(capsys, *args):
     code = main(["serve", *map(str, args)])
     return code, capsys.readouterr().err
@@ -147,3 +173,20 @@ def test_top_without_a_server_is_one_line(capsys):
         free.bind(("127.0.0.1", 0))
         assert main(["top", "--url", f"http://127.0.0.1:{free.getsockname()[1]}"]) == 2
     assert capsys.readouterr().err.startswith("minfer: error: no minfer server at")
+
+
+def test_an_absent_extra_is_named_at_use():
+    code = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("fastapi", "uvicorn", "prometheus_client"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+from minfer.cli import main
+sys.exit(main(["serve", "--phase", "5"]))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    assert "pip install 'minfer[serve]'" in ended.stderr

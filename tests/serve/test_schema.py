@@ -36,14 +36,14 @@ def test_made_up_requests_are_answered_or_refused_as_the_document_says(server):
         from hypothesis import given
 
         run(given(case=made)(ask))()
-    assert statuses.count(200) > 40
+    assert statuses.count(200) > 30
     assert statuses.count(400) > 20
     assert set(statuses) <= {200, 400, 404, 413, 429}
 
 
 def shrink(body):
     """The model's name, and a small answer; all else stays as it was made up."""
-    if "model" in body and len(str(body["model"])) % 2 == 0:
+    if "model" in body and len(str(body["model"])) % 3:
         body["model"] = NAME
     for name in ("max_tokens", "max_completion_tokens"):
         if isinstance(body.get(name), int):

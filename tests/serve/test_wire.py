@@ -1,6 +1,7 @@
 """The wire: what OpenAI's own client and a plain socket see, against the same engine asked directly."""
 
 import json
+import socket
 
 import pytest
 
@@ -356,6 +357,14 @@ def test_a_request_id_is_given_back_and_made_where_there_is_none(server):
     made = {server.ask("GET", "/health")[1]["x-request-id"] for _ in range(2)}
     assert len(made) == 2
     assert server.ask("GET", "/health", headers={"x-request-id": "a b"})[1]["x-request-id"] != "a b"
+
+
+def test_no_token_waits_for_the_one_before_to_be_acknowledged(server):
+    """Nagle's algorithm is off: with it, each small write of a stream may wait 40 ms for the client's delayed ACK."""
+    with server.send_raw(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n") as connection:
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        accepted = next(iter(server.server.server_state.connections)).transport
+        assert accepted.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_one_connection_serves_several_requests(server):

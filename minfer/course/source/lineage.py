@@ -109,6 +109,18 @@ class Lineage:
         """Without what later phases add."""
         return Lineage([ancestor for ancestor in self.ancestors if ancestor.phase <= phase])
 
+    def below(self, owner: Ancestor) -> "Lineage":
+        """What `owner` inherits from: `super()` in it means these."""
+        return Lineage(self.ancestors[: self.ancestors.index(owner)])
+
+    def own(self, phase: int) -> dict[str, Member]:
+        """What the classes of one phase, mostly a single one, say themselves; the youngest has the last word."""
+        found: dict[str, Member] = {}
+        for ancestor in self.ancestors:
+            if ancestor.phase == phase:
+                found |= ancestor.members
+        return found
+
     def since(self, phase: int) -> list[Ancestor]:
         """What later phases than that add, the oldest first."""
         return [ancestor for ancestor in self.ancestors if ancestor.phase > phase]
@@ -132,7 +144,7 @@ def options_of(lineage: Lineage) -> Lineage:
 
 def previous(phase: int) -> int:
     """The phase that `phase` is built on; 0 for the first."""
-    return next(iter(Lineage.of(phase).phases[-2:-1]), 0)
+    return max((one for one in Lineage.of(phase).phases if one < phase), default=0)
 
 
 def is_super_call(node: ast.AST) -> bool:

@@ -26,7 +26,7 @@ class Naming:
         self.meaning = meaning
         self.names: dict[Meaning, str] = {}
         aliases: dict[tuple[str, str], str] = {}
-        for one in sorted(imports, key=lambda one: (not one.module.startswith("minfer"), one.what)):
+        for one in sorted(imports, key=lambda one: (not one.module.startswith("minfer"), one.what, one.alias)):
             alias = longer(one.module, one.alias) if one.alias in self.names.values() else one.alias
             self.names[one] = aliases.setdefault(one.what, alias)
         self.imports = [replace(one, alias=name) for one, name in self.names.items() if isinstance(one, Imported)]

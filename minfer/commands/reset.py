@@ -1,0 +1,19 @@
+"""`minfer reset`: begin a phase again."""
+
+from typing import Annotated
+
+import typer
+
+from minfer.commands.start import print_tasks
+from minfer.course.exercise import Exercise
+from minfer.course.files import course_root
+from minfer.course.work import Work
+
+
+def reset(phase: Annotated[int, typer.Argument(help="The phase.")]) -> None:
+    """Put work/phaseN.py aside and copy the starter again."""
+    phases = course_root() / "phases"
+    exercise = Exercise.read(phase, phases)
+    backup, written = Work().reset(exercise, phases)
+    print(f"your file is kept as {backup}")
+    print_tasks(exercise, phases, written)

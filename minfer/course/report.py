@@ -1,0 +1,150 @@
+"""Report: what one grading found, test by test; written as `minfer.json`, whose form is `report.schema.json`.
+
+All other outputs (table, Gradescope, CSV) are made from it, so none of them can say anything else.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from minfer.core.errors import MinferError
+
+SCHEMA = 1
+ROUNDING = 6  # digits of a score: shares of points such as 8/17 sum to 100 only up to rounding
+
+
+class Status(str, Enum):
+    """How a test ended; only `PASSED` scores, and only `ABSENT` leaves the total."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    TODO = "todo"  # it ended in a NotImplementedError of the task that it checks
+    BLOCKED = "blocked"  # what it needs is not there yet
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"  # it took the process with it
+    SKIPPED = "skipped"  # by the engine under test: a test that was not run shows nothing
+    NOT_RUN = "not run"
+    ABSENT = "n/a"  # this machine lacks what it takes, a GPU
+
+    @property
+    def words(self) -> str:
+        """As it is written in tables."""
+        return "to do" if self is Status.TODO else self.value
+
+
+@dataclass
+class Entry:
+    """One test. `points` is what it is worth, `score` what it got."""
+
+    test: str
+    """Path::Class::name, as pytest has it; the path is relative to the course's folder."""
+    phase: int
+    code: str
+    title: str
+    points: float = 0.0
+    task: int | None = None
+    needs: tuple[str, ...] = ()
+    visible: bool = True
+    status: Status = Status.NOT_RUN
+    message: str = ""
+    """What its author reads; at most one screen."""
+    looks_like: tuple[str, ...] = ()
+    """The planted mistakes, by their code and name, whose engine gives this output to the last digit."""
+    seconds: float = 0.0
+
+    @property
+    def score(self) -> float:
+        """All or nothing."""
+        return self.points if self.status is Status.PASSED else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "status": self.status.value, "score": self.score}
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> "Entry":
+        """The inverse of `as_dict`."""
+        known = {f.name: found[f.name] for f in fields(cls) if f.name in found}
+        lists = {name: tuple(known.get(name, ())) for name in ("needs", "looks_like")}
+        return cls(**{**known, **lists, "status": Status(known.get("status", Status.NOT_RUN))})
+
+
+@dataclass
+class Report:
+    """A graded engine. `engine` says which: spec, described, sha and, where there is one, file."""
+
+    engine: dict[str, str]
+    seed: int
+    versions: dict[str, str]
+    entries: list[Entry] = field(default_factory=list)
+    note: str = ""
+    """What happened to the grading as a whole: refused, out of time."""
+
+    @property
+    def counted(self) -> list[Entry]:
+        """The tests that make the total."""
+        return [entry for entry in self.entries if entry.status is not Status.ABSENT]
+
+    @property
+    def score(self) -> float:
+        """The points that were made."""
+        return round(sum(entry.score for entry in self.counted), ROUNDING)
+
+    @property
+    def maximum(self) -> float:
+        """The points that could be made."""
+        return round(sum(entry.points for entry in self.counted), ROUNDING)
+
+    @property
+    def counts(self) -> dict[Status, int]:
+        """How many tests ended how, in the order of `Status`."""
+        found = Counter(entry.status for entry in self.entries)
+        return {status: found[status] for status in Status if found[status]}
+
+    def in_words(self) -> str:
+        """The result in one line."""
+        counted = ", ".join(f"{number} {status.words}" for status, number in self.counts.items())
+        return f"{self.score:g} of {self.maximum:g} points" + (f": {counted}" if counted else "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `minfer.json` holds."""
+        return {
+            "schema": SCHEMA,
+            "engine": self.engine,
+            "seed": self.seed,
+            "versions": self.versions,
+            "score": self.score,
+            "max_score": self.maximum,
+            "counts": {status.value: number for status, number in self.counts.items()},
+            "note": self.note,
+            "tests": [entry.as_dict() for entry in self.entries],
+        }
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> "Report":
+        """The inverse of `as_dict`. Raises `ValueError` for another version of the form."""
+        if found.get("schema") != SCHEMA:
+            raise ValueError(f"schema is {found.get('schema')!r}, this minfer reads {SCHEMA}")
+        entries = [Entry.from_dict(entry) for entry in found["tests"]]
+        return cls(found["engine"], found["seed"], found["versions"], entries, found["note"])
+
+
+def read_report(path: Path) -> Report:
+    """The report in a `minfer.json`. Raises `MinferError` for a file that is none."""
+    try:
+        return Report.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MinferError(f"{path} is no report of this minfer ({type(error).__name__}: {error})") from error
+
+
+def write_json(path: Path, what: Any) -> None:
+    """Write it whole or not at all: a reader never finds half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(json.dumps(what, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(beside, path)

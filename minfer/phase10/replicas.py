@@ -1,0 +1,188 @@
+"""Replicas: further engines of the same model, each a process, that answer requests of one engine's queue.
+
+    replica 0     the engine that was loaded, in this process: it deals requests out, and takes in what comes back
+    the others    step by themselves, as long as they have requests
+
+Each may be dealt to ranks of its own. A request goes to whoever has the fewest, when one has room.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from minfer.core.errors import OptionsError
+from minfer.core.group import RankError
+from minfer.core.sequence import Sequence
+from minfer.phase10.launcher import TorchrunLauncher, device_of, launcher_of
+from minfer.phase10.processes import Job, Process
+from minfer.phase10.replica_message import Take, TakeBack, Tell, Told
+
+WORKER = "minfer.phase10.replica_worker"
+LOAD_SECONDS = 600.0
+"""Within which a replica must have loaded, and compiled and recorded whatever it does."""
+
+
+class Replica:
+    """One of the others, as this process sees it; `given` are the requests that it has and that are not finished."""
+
+    def __init__(self, number: int, process: Process, link: Connection) -> None:
+        self.number, self.process, self.link = number, process, link
+        self.given: dict[int, Sequence] = {}
+        self.handed: dict[int, float] = {}
+        self.heard = time.monotonic()
+        self.unread: list[Any] = []  # messages that came while another was waited for
+
+    def take(self, sequence: Sequence, eos_token_ids: tuple[int, ...], now: float) -> None:
+        """Hand a request over. Raises `RankError`."""
+        if not self.given:
+            self.heard = time.monotonic()
+        self.given[sequence.id], self.handed[sequence.id] = sequence, now
+        self.send(Take.of(sequence, eos_token_ids))
+
+    def take_back(self, request_id: int) -> Sequence | None:
+        """A request that nobody waits for any longer; None if it has no such request."""
+        sequence = self.given.pop(request_id, None)
+        if sequence is not None:
+            del self.handed[request_id]
+            self.send(TakeBack(request_id))
+        return sequence
+
+    def tell(self, method: str) -> Any:
+        """What a method of its engine returns, at the end of its step."""
+        self.send(Tell(method))
+        while True:
+            message = self.receive()
+            if isinstance(message, Told):
+                return message.value
+            self.unread.append(message)
+
+    def advance(self, now: float) -> list[Sequence]:
+        """Take in what it has said. Returns the requests that advanced, or failed."""
+        while self.link.poll(0):
+            self.unread.append(self.receive())
+        messages, self.unread = self.unread, []
+        advanced = []
+        for new in (one for message in messages for one in message):
+            sequence = self.given.get(new.id)
+            if sequence is None:  # taken back meanwhile
+                continue
+            new.apply(sequence, self.handed[new.id], now)
+            advanced.append(sequence)
+            if sequence.finished:
+                del self.given[new.id], self.handed[new.id]
+        return list(dict.fromkeys(advanced))  # some may have made more than one step meanwhile
+
+    def send(self, message: Any) -> None:
+        """Raises `RankError` if it is gone."""
+        try:
+            self.link.send(message)
+        except OSError as error:
+            raise RankError(f"replica {self.number} cannot be reached: {error}") from error
+
+    def receive(self) -> Any:
+        """Raises `RankError` if it is gone."""
+        try:
+            message = self.link.recv()
+        except (EOFError, OSError) as error:
+            raise RankError(f"replica {self.number} cannot be reached: {error}") from error
+        self.heard = time.monotonic()
+        return message
+
+
+class Replicas:
+    """All others. Invariant: a request is in this process's queue or scheduler, or `given` to just one of these."""
+
+    def __init__(self, others: list[Replica], patience: float, threads_before: int) -> None:
+        self.all, self.patience, self.threads_before = others, patience, threads_before
+        self.ended = ""
+
+    @classmethod
+    def start(cls, engine_cls: Any, model: str, options: dict[str, Any], checked: Any) -> "Replicas":
+        """Start the processes; they load while this one does. Raises `DeviceError` or `OptionsError` before."""
+        if isinstance(launcher_of(checked.ranks), TorchrunLauncher):
+            raise OptionsError(
+                f"replicas = {checked.replicas}: torchrun's ranks are one engine's; start one ordinary process, which "
+                "starts the others itself (or set ranks=processes)"
+            )
+        for rank in range(checked.replicas * checked.world):
+            device_of(checked.device, rank)  # not there: refused here
+        threads = max(1, torch.get_num_threads() // checked.replicas)
+        made = cls([], checked.rank_timeout, torch.get_num_threads())
+        torch.set_num_threads(threads)
+        try:
+            for number in range(1, checked.replicas):
+                own = engine_cls.Options.of_replica(options, checked, number)
+                made.all.append(started(number, engine_cls, model, own, checked, threads))
+        except BaseException:
+            made.end("a replica could not be started")
+            raise
+        return made
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """In here this process loads its own; then it waits for the others. Raises `RankError` if one fails."""
+        try:
+            yield
+            deadline = time.monotonic() + LOAD_SECONDS
+            for replica in self.all:
+                while "loaded" not in replica.process.said:
+                    if replica.process.is_dead:
+                        raise RankError(f"replica {replica.process.obituary()}")
+                    if time.monotonic() > deadline:
+                        raise RankError(f"replica {replica.number} has not loaded within {LOAD_SECONDS:g} s")
+                    time.sleep(0.005)
+        except BaseException as error:
+            self.end(str(error))
+            raise
+
+    def least_loaded(self, own: int) -> Replica | None:
+        """Who has the fewest requests; None: this process, which has `own` of them."""
+        fewest = min(self.all, key=lambda replica: len(replica.given))
+        return fewest if len(fewest.given) < own else None
+
+    def advance(self, now: float, block: bool) -> list[Sequence]:
+        """What is new. `block`: wait until something is, or nobody has anything to do. Raises `RankError`."""
+        busy = [replica for replica in self.all if replica.given]
+        ready = wait([replica.link for replica in busy], self.patience if block else 0) if busy else []
+        try:
+            advanced = [one for replica in busy for one in replica.advance(now)]
+        except RankError as error:
+            raise self.blame(error) from error
+        late = time.monotonic() - self.patience
+        for replica in busy:
+            if replica.given and replica.link not in ready and replica.heard < late:
+                raise RankError(f"replica {replica.number} gave no answer for {self.patience:g} s (rank_timeout)")
+        return advanced
+
+    def blame(self, error: RankError) -> RankError:
+        """What the replica died of that this was noticed by, in its own words if it had any."""
+        time.sleep(0.1)
+        dead = next((replica for replica in self.all if replica.process.is_dead), None)
+        return error if dead is None else RankError(f"replica: {dead.process.obituary()}")
+
+    def end(self, why: str = "the engine was closed") -> None:
+        """Leave none behind; idempotent."""
+        if self.ended:
+            return
+        self.ended = why
+        for replica in self.all:
+            with suppress(OSError):
+                replica.link.close()
+            replica.process.let_go()
+        for replica in self.all:
+            replica.process.bury(patience=1.0)
+        torch.set_num_threads(self.threads_before)
+
+
+def started(number: int, engine_cls: type, model: str, options: dict[str, Any], checked: Any, threads: int) -> Replica:
+    """Start a replica's process, with one end of a connection."""
+    ours, theirs = Pipe()
+    job = Job.of(engine_cls, model, options, checked, port=theirs.fileno(), rank=number)
+    process = Process(job, threads, WORKER, keep=[theirs.fileno()])
+    theirs.close()
+    return Replica(number, process, ours)

@@ -1,0 +1,99 @@
+"""Data parallel: an engine whose queue is answered by itself and by replicas of it, whoever has the least to do."""
+
+from contextlib import suppress
+from typing import Any
+
+from minfer.core.group import RankError
+from minfer.core.sequence import FinishReason, Sequence
+from minfer.phase9 import Engine as PreviousEngine
+from minfer.phase10.replicas import Replicas
+
+
+class ReplicatedEngine(PreviousEngine):
+    """Deals requests out, and takes in what comes back. Without `replicas` it is the engine of the phase before.
+
+    A replica that dies ends all, as a rank does: what is unfinished anywhere fails with its error.
+    """
+
+    replicas: Replicas | None = None
+
+    def _take_in(self) -> None:
+        """Deal the queue out, as long as anybody has room for another request in a step."""
+        if self.replicas is None:
+            super()._take_in()
+            return
+        while self.inbox:
+            own = len(self.scheduler.running) + len(self.scheduler.waiting)
+            replica = self.replicas.least_loaded(own)
+            if (own if replica is None else len(replica.given)) >= self.options.max_batch:
+                return
+            sequence = self.inbox.popleft()
+            if replica is None:
+                self.scheduler.add(sequence)
+            else:
+                replica.take(sequence, self.reader.eos_token_ids, self.device.clock())
+
+    def step(self) -> list[Sequence]:
+        """As before, and what the others have done meanwhile; waits for them if there is nothing to do here."""
+        if self.replicas is None:
+            return super().step()
+        with self.stepping:
+            if self.replicas.ended:
+                return self._fail_all(
+                    RankError(f"the replicas have ended: {self.replicas.ended}; load the model again")
+                )
+            try:
+                advanced = super().step()
+                lost = next((one.error for one in advanced if isinstance(one.error, RankError)), None)
+                if lost is not None:  # of this replica's own ranks
+                    raise lost
+                idle = not (advanced or self.launched or self.scheduler.running or self.scheduler.waiting)
+                return advanced + self.replicas.advance(self.device.clock(), block=idle)
+            except RankError as error:
+                self.replicas.end(str(error))
+                return self._fail_all(error)
+
+    def _fail_all(self, error: RankError) -> list[Sequence]:
+        """Nobody answers any more: end every request that is not finished."""
+        assert self.replicas is not None
+        elsewhere = [sequence for replica in self.replicas.all for sequence in replica.given.values()]
+        failed = [*self.inbox, *self.scheduler.running, *self.scheduler.waiting, *elsewhere]
+        self.inbox.clear()
+        for replica in self.replicas.all:
+            replica.given.clear()
+        for sequence in failed:
+            sequence.error = error
+            sequence.finish(FinishReason.ABORT, self.device.clock())
+            self.release(sequence)
+        return failed
+
+    def abort(self, request_id: int) -> bool:
+        """As before, wherever the request is."""
+        if self.replicas is not None and not self.in_step:
+            with self.stepping, suppress(RankError):  # the next step tells
+                self._take_in()
+                found = [one for one in self.inbox if one.id == request_id]
+                found += [one for replica in self.replicas.all if (one := replica.take_back(request_id))]
+                for sequence in found:
+                    if sequence in self.inbox:
+                        self.inbox.remove(sequence)
+                    sequence.finish(FinishReason.ABORT, self.device.clock())
+                    return True
+        return super().abort(request_id)
+
+    def debug_state(self) -> dict[str, Any]:
+        """As before, of this process; `replicas` has the same of the others, at the ends of their steps."""
+        state = super().debug_state()
+        if self.replicas is not None:
+            with self.stepping:
+                state["replicas"] = [replica.tell("debug_state") for replica in self.replicas.all]
+        return state
+
+    def kv_usage(self) -> Any:
+        """As before, of all together."""
+        usage = super().kv_usage()
+        if self.replicas is None:
+            return usage
+        with self.stepping:
+            each = [usage, *(replica.tell("kv_usage") for replica in self.replicas.all)]
+        return usage._replace(**{name: sum(getattr(one, name) for one in each) for name in usage._fields})

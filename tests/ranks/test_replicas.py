@@ -1,0 +1,156 @@
+"""Replicas: one queue, several engines: the same answers, whoever gives them; and an end for all when one dies."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from minfer.core.errors import OptionsError
+from minfer.core.params import SamplingParams
+from minfer.course.plugin import DEFAULT_SEED
+from minfer.course.tiny import tiny_model
+from minfer.phase10 import RankError
+from minfer.phase11 import Engine
+from tests.ranks.processes import children, gone
+
+FEW = {"max_batch": 4, "graph_batch": 2, "num_blocks": 40, "block_size": 4, "replicas": 2, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """A model, and an engine of two replicas of it."""
+    model = tiny_model("llama", DEFAULT_SEED)
+    engine = Engine.load(str(model.save(tmp_path_factory.mktemp("two"))), dtype="float64", **FEW)
+    yield model, engine
+    engine.close()
+
+
+@pytest.fixture
+def new_children():
+    """The processes that were started since the test began."""
+    before = children()
+    return lambda: [pid for pid in children() if pid not in before]
+
+
+def asked(lab, model):
+    """Prompts and parameters of twelve requests: greedy, sampled, with log-probabilities."""
+    prompts = [lab.prompt(model, 3 + number % 5) for number in range(12)]
+    kinds = ({}, {"temperature": 1.5, "seed": 3}, {"logprobs": 2, "prompt_logprobs": 1})
+    return prompts, [lab.params(4 + number % 4, **kinds[number % 3]) for number in range(12)]
+
+
+def seen(completion):
+    """What a user sees; log-probabilities to nine places."""
+    logprobs = [round(one.logprob, 9) for one in completion.logprobs or []]
+    prompt = [one and round(one.logprob, 9) for one in completion.prompt_logprobs or []]
+    return completion.token_ids, completion.text, completion.finish_reason, completion.index, logprobs, prompt
+
+
+def test_two_answer_as_one_does(lab, two):
+    model, engine = two
+    prompts, params = asked(lab, model)
+    alone = lab.engine(Engine, model, engine.tokenizer, num_blocks=40, block_size=4)
+    sizes, advance = set(), engine.replicas.advance
+
+    def watched(now, block):
+        sizes.add(len(engine.replicas.all[0].given))
+        return advance(now, block)
+
+    engine.replicas.advance = watched
+    want, got = alone.generate(prompts, params), engine.generate(prompts, params)
+    del engine.replicas.advance
+    assert [seen(one) for one in got] == [seen(one) for one in want]
+    assert max(sizes) == FEW["max_batch"], "a replica had never as many as it has room for, or more"
+    rows = engine.requests()
+    assert sorted(row["output_tokens"] for row in rows) == sorted(len(one.token_ids) for one in got)
+    assert all(row["queue"] >= 0 and row["prefill"] >= 0 for row in rows)
+    assert engine.kv_usage() == (0, 0)
+    states = [engine.debug_state(), *engine.debug_state()["replicas"]]
+    assert [state["used"] for state in states] == [0, 0]
+
+
+def test_streams_and_aborts_reach_whoever_has_the_request(lab, two):
+    model, engine = two
+    text = [engine.submit([5, 6, 7], lab.params(30)) for _ in range(8)]
+    for _ in range(3):
+        engine.step()
+    there = engine.replicas.all[0].given
+    inside, outside = ([one for one in text if (one.id in there) == here] for here in (True, False))
+    assert len(inside) == len(outside) == 4
+    state = engine.debug_state()
+    assert sorted(state["replicas"][0]["running"]) == sorted(one.id for one in inside)
+    for one in (inside[0], outside[0]):
+        assert engine.abort(one.id)
+        assert one.finished
+        assert not engine.abort(one.id)
+    pieces = list(engine.stream([5, 6, 7], lab.params(6)))
+    (plain,) = engine.generate([[5, 6, 7]], lab.params(6))
+    assert "".join(pieces) == plain.text
+    while not all(one.finished for one in text):
+        engine.step()
+    whole = [one.output_ids for one in text if one not in (inside[0], outside[0])]
+    assert whole == [model.oracle.greedy([5, 6, 7], 30)[0]] * 6
+    assert engine.kv_usage() == (0, 0)
+
+
+def test_a_request_waits_in_the_one_queue_until_anybody_has_room(lab, two):
+    _, engine = two
+    many = [engine.submit([5, 6], lab.params(3)) for _ in range(11)]
+    engine.step()
+    assert len(engine.inbox) == 3
+    waiting = many[-1]
+    assert engine.abort(waiting.id)
+    assert len(engine.inbox) == 2
+    while not all(one.finished for one in many):
+        engine.step()
+    assert engine.step() == []
+
+
+def test_a_replica_may_be_dealt_to_ranks_and_leaves_none_behind(lab, new_children):
+    model, threads = lab.model("qwen3"), torch.get_num_threads()
+    engine = Engine.load(str(model.save(lab.new_folder())), dtype="float64", tensor_parallel=2, **FEW)
+    own = new_children()
+    below = [pid for above in own for pid in children(above)]
+    assert (len(own), len(below)) == (2, 1)
+    prompts = [lab.prompt(model, length) for length in (3, 5, 7)]
+    for prompt, completion in zip(prompts, engine.generate(prompts, lab.params(5)), strict=True):
+        assert completion.token_ids == model.oracle.greedy(prompt, 5)[0]
+    del engine  # collected: all end
+    assert gone([*own, *below])
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_replica_that_dies_ends_all_with_its_error(lab, new_children, how):
+    patience = 4.0
+    engine = Engine.load(str(lab.model("tied").save(lab.new_folder())), rank_timeout=patience, **FEW)
+    requests = [engine.submit([5, 6, 7], SamplingParams(max_tokens=None, ignore_eos=True)) for _ in range(3)]
+    engine.step()
+    (pid,) = new_children()
+    os.kill(pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+    started = time.monotonic()
+    while not all(one.finished for one in requests):
+        engine.step()
+    assert time.monotonic() - started < 20
+    lost = [one for one in requests if one.error is not None]
+    assert len(lost) >= 1
+    assert all(isinstance(one.error, RankError) for one in lost)
+    said = "rank 1 was killed by SIGKILL" if how == "killed" else f"replica 1 gave no answer for {patience:g} s"
+    assert said in str(lost[0].error)
+    assert not new_children()
+    with pytest.raises(RankError, match="the replicas have ended"):
+        engine.generate([[5]])
+    engine.close()
+
+
+def test_what_cannot_be_is_refused_before_anything_is_started(lab, monkeypatch, new_children):
+    folder = str(lab.model("llama").save(lab.new_folder()))
+    with pytest.raises(OptionsError, match="replicas = 0"):
+        Engine.load(folder, device="cpu", replicas=0)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(OptionsError, match="torchrun's ranks are one engine's"):
+        Engine.load(folder, device="cpu", replicas=2)
+    assert not new_children()
