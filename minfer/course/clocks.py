@@ -20,6 +20,7 @@ class ClockedDevice(CPU):
 
     def __init__(self, lazy: bool = False, capture: float = 0.0) -> None:
         self.lazy, self.capture = lazy, capture
+        self.works_beside_host = lazy
         self.now = self.free_at = 0.0  # of the host; and when the device has done what is queued
         self.captures = self.synchronizations = 0
 

@@ -30,6 +30,8 @@ from minfer.course.streams import MAIN, ReadsOf, SimulatedMoment, SimulatedStrea
 class SimulatedDevice(CPU):
     """A host that behaves as a card does. `free`: the bytes that it says are free; default: the host's own."""
 
+    works_beside_host = True
+
     def __init__(self, free: int | None = None) -> None:
         self.free = free
         self.graphs: weakref.WeakSet[SimulatedGraph] = weakref.WeakSet()

@@ -6,8 +6,8 @@ Idea      Launch step t + 1 before the tokens of step t are read: it takes them 
           layers may stay in host memory (`offload_layers`), each fetched while layers before it compute.
 Costs     An end is noticed one step late: the row that was computed for nothing is thrown away. Offloaded weights cross
           the bus in every step; two buffers take them, so the card saves all of them but two.
-Loses     On a CPU, where nothing runs beside the host; with large batches, whose steps outlast the host's work by far;
-          with penalties and log-probabilities, whose steps wait for the host (`overlap_usage` says how many).
+Loses     On a CPU, where nothing runs beside the host, and no step is launched ahead; with large batches, whose steps
+          outlast the host's work by far; with penalties and log-probabilities, which need it (see `overlap_usage`).
 """
 
 from minfer.phase8 import PagedStep, PerChannel, QuantizedLinear, Scheme, find_scheme

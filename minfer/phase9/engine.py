@@ -78,6 +78,8 @@ class Engine(Phase8Engine):
 
     def follow(self) -> str:
         """Launch the next step behind the one in flight. Returns why not, or nothing."""
+        if not self.device.works_beside_host:  # the next step would be computed before this one's tokens are shown
+            return "host"
         if len(self.launched) > 1:  # the host was interrupted while it waited
             return ""
         if self.scheduler.suspects:

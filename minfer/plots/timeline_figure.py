@@ -7,6 +7,7 @@ from minfer.core.errors import MinferError
 from minfer.course.timeline import LANES, Span
 from minfer.plots.run_figure import check_format
 
+NARROW = 0.01  # of the whole time: a bar on which no number can be read
 COLOURS = {"launch": "#f28e2b", "commit": "#e15759", "forward": "#4e79a7", "ids": "#59a14f"}
 MEANS = {
     "launch": "host: schedule, prepare, launch",
@@ -42,13 +43,15 @@ def draw_timelines(timelines: dict[str, list[Span]], path: Path, title: str) -> 
 
 
 def _lanes(axes: Any, spans: list[Span]) -> None:
-    """A bar for each span; a step's bars bear its number."""
+    """A bar for each span; a step's bars bear its number, where there is room."""
     seen: dict[str, int] = {}
+    room = 1000 * max(span.end for span in spans) * NARROW
     for span in spans:
         number = seen[span.name] = seen.get(span.name, -1) + 1
         lane, start, width = LANES.index(span.lane), 1000 * span.start, 1000 * (span.end - span.start)
         axes.barh(lane, width, left=start, height=0.7, color=COLOURS[span.name], edgecolor="white", linewidth=0.8)
-        axes.text(start + width / 2, lane, str(number), ha="center", va="center", fontsize=7, color="white")
+        if width > room:
+            axes.text(start + width / 2, lane, str(number), ha="center", va="center", fontsize=7, color="white")
     axes.set_yticks(range(len(LANES)), LANES, fontsize=8)
     axes.set_ylim(len(LANES) - 0.5, -0.5)
     for side in ("top", "right", "left"):

@@ -55,8 +55,9 @@ class OverlapUsage:
     overlapped: int = 0
     """Steps whose tokens were read when the next one had been launched."""
     alone: Counter[str] = field(default_factory=Counter)
-    """The others, by reason: `last` (no request had anything to do next), `penalties` (a draw depends on what was drawn
-    before), `logprobs` (they are read with the draw), `failure` (requests are run one by one to find a culprit)."""
+    """The others, by reason: `host` (it does all the work itself, as on a CPU), `last` (no request had anything to do
+    next), `penalties` (a draw depends on what was drawn before), `logprobs` (they are read with the draw), `failure`
+    (requests are run one by one to find a culprit)."""
 
     def landed(self, obstacle: str) -> None:
         """Count a step; empty: it was overlapped."""

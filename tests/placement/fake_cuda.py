@@ -26,6 +26,7 @@ class FakeGPU(CPU):
     """The card as `core/device.py` shows one; it has no streams, so the host's way of doing without serves."""
 
     torch_device = torch.device("cuda", 0)
+    works_beside_host = True
 
     def auto_dtype(self, stored):
         return stored, "as stored"

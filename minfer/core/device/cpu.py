@@ -14,6 +14,7 @@ class CPU(Device):
     """The host itself: work is done when a call returns."""
 
     torch_device = torch.device("cpu")
+    works_beside_host = False
 
     def auto_dtype(self, stored: torch.dtype) -> tuple[torch.dtype, str]:
         """bfloat16 only where the CPU computes in it, else float32: halves without instructions are slower."""

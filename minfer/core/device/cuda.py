@@ -14,6 +14,8 @@ from minfer.core.errors import DeviceError
 class CUDA(Device):
     """An NVIDIA GPU."""
 
+    works_beside_host = True
+
     def __init__(self, device: torch.device) -> None:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:

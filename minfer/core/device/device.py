@@ -23,6 +23,8 @@ class Device(ABC):
     """Where the model lives: its name for torch, its clock, its memory, its graphs."""
 
     torch_device: torch.device
+    works_beside_host: bool
+    """Whether what is queued is done while the host does something else."""
 
     @staticmethod
     def get(name: "str | torch.device | Device" = "auto") -> "Device":
