@@ -74,7 +74,8 @@ def test_no_test_and_no_tool_of_the_course_names_a_later_phase():
     """What runs is held to it by the plugin, which hides later phases from every test."""
     for phase in range(1, minfer.NEWEST_PHASE + 1):
         for file in (ROOT / "tests" / f"phase{phase}").rglob("*.py"):
-            assert Outline.read(file).phases_imported() == [], file
+            imported = Outline.read(file).phases_imported()
+            assert [(line, other) for line, other in imported if other >= phase] == [], file
     for file in (ROOT / "tests" / "contract").rglob("*.py"):
         assert Outline.read(file).phases_imported() == [], file
 

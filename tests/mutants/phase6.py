@@ -585,4 +585,4 @@ class BelievesAnything(Engine):
             fallback = type(checkpoint)(checkpoint.folder)
             actual = "int4" if checkpoint.config.quantization.scheme != "int4" else "int8"
             object.__setattr__(fallback.config.quantization, "scheme", actual)
-            return build_stored(fallback, Device.get(options.device), torch.float64)
+            return build_stored(fallback, torch.float64, lambda name: Device.get(options.device).torch_device)
