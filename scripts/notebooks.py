@@ -101,8 +101,9 @@ def _steady_output(output: Any) -> Any:
 
 
 def _is_progress(output: Any) -> bool:
-    """What only showed that something went on."""
-    return output.output_type == "stream" and output.name == "stderr"
+    """What only showed that something went on: the standard error, and a progress bar's widget."""
+    widget = "application/vnd.jupyter.widget-view+json" in output.get("data", {})
+    return widget or (output.output_type == "stream" and output.name == "stderr")
 
 
 def executed(paths: list[Path], write: bool, console: Console) -> Iterator[Run]:
@@ -111,7 +112,7 @@ def executed(paths: list[Path], write: bool, console: Console) -> Iterator[Run]:
         task = progress.add_task("notebooks", total=len(paths))
         for run in pool.map(lambda path: execute(path, write), paths):
             progress.advance(task)
-            progress.console.print(run, highlight=False)
+            progress.console.print(str(run), highlight=False, markup=False)
             yield run
 
 
