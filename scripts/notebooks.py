@@ -9,14 +9,16 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from rich.console import Console
 from rich.progress import Progress
 
@@ -64,6 +66,8 @@ def execute(path: Path, write: bool) -> Run:
         notebook,
         timeout=TIMEOUT,
         kernel_name="python3",
+        startup_timeout=TIMEOUT,
+        extra_arguments=["--log-level=40"],  # errors only: else each kernel warns that it talks over a local port
         resources={"metadata": {"path": str(path.parent)}},
         on_cell_execute=begins,
         on_cell_executed=ends,
@@ -71,8 +75,10 @@ def execute(path: Path, write: bool) -> Run:
     start = time.monotonic()
     try:
         client.execute()
-    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-        run.error = f"in cell {max(started, default=0) + 1}: {ESCAPES.sub('', str(error)).strip().splitlines()[-1]}"
+    except CellExecutionError as error:
+        run.error = f"in cell {max(started) + 1}: {error.ename}: {ESCAPES.sub('', error.evalue)}"
+    except (CellTimeoutError, RuntimeError) as error:
+        run.error = f"in cell {max(started, default=0) + 1}: {str(error).splitlines()[0]}"
     run.seconds = time.monotonic() - start
     if write and not run.error:
         nbformat.write(steady(notebook), path)
@@ -107,10 +113,11 @@ def _is_progress(output: Any) -> bool:
 
 
 def executed(paths: list[Path], write: bool, console: Console) -> Iterator[Run]:
-    """All of them, in the order given; each kernel is a process of its own."""
-    with ThreadPoolExecutor(AT_ONCE) as pool, Progress(console=console, transient=True) as progress:
+    """All of them, in the order given; each kernel is a process of its own, and so is who talks to it."""
+    own = ProcessPoolExecutor(AT_ONCE, get_context("spawn"))
+    with own as pool, Progress(console=console, transient=True) as progress:
         task = progress.add_task("notebooks", total=len(paths))
-        for run in pool.map(lambda path: execute(path, write), paths):
+        for run in pool.map(partial(execute, write=write), paths):
             progress.advance(task)
             progress.console.print(str(run), highlight=False, markup=False)
             yield run
