@@ -72,7 +72,7 @@ def stacks(axes: Any, columns: Mapping[str, Mapping[str, float]], x: str, y: str
         below = {column: below[column] + value for column, value in zip(columns, values, strict=True)}
     for place, total in enumerate(below.values()):
         axes.annotate(f"{total:,.4g}", (place, total), (0, 3), textcoords="offset points", ha="center", fontsize=9)
-    axes.margins(y=0.12)
+    axes.set_ylim(0, 1.12 * max(below.values()))
     axes.legend(frameon=False, fontsize=8, bbox_to_anchor=(1, 1), loc="upper left")
     name(axes, x, y, title)
 

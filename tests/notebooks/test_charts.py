@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 
 from minfer.plots import chart, schedule
 from minfer.plots.recording import FREE, Recording, Work
-from minfer.plots.roofline import attainable, roofline
+from minfer.plots.roofline import attainable, crowds, roofline
 
 STEPS = {"now": (2.0, 3e9), "then": (40.0, 5e9)}
 RUN = Recording(
@@ -100,3 +100,7 @@ def test_the_roof_is_bandwidth_below_the_ridge_and_the_peak_above(axes):
     xs, ys = axes.lines[0].get_data()
     assert (xs[1], ys[1]) == (10, 100)
     assert [text.get_text() for text in axes.texts] == ["ridge: 10 FLOPs/byte", "now", "then"]
+
+
+def test_steps_that_lie_together_are_named_together():
+    assert crowds({"a": (1.0, 10.0), "b": (1.1, 9.0), "c": (1.1, 20.0), "d": (4.0, 10.0)}) == [["a", "b"], ["c"], ["d"]]
