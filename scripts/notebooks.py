@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
-TIMEOUT = 120  # seconds of a cell: six times what one may take, for a machine that is busy
+TIMEOUT = 300  # seconds of a cell: for a machine that is busy; alone, none takes 20
 AT_ONCE = 2
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 METADATA = {
