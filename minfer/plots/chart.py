@@ -10,7 +10,7 @@ from typing import Any
 
 from minfer.core.extras import require
 
-SHADES = ("#17324d", "#d9772b", "#5b8db8", "#a9c4dc", "#e3ebf2", "#777777")
+SHADES = ("#17324d", "#c0561a", "#7fa8cc", "#b9d0e4", "#e8eff5", "#777777")
 DASHES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "x")
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "--")
