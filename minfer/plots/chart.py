@@ -100,7 +100,8 @@ def points(axes: Any, places: Mapping[str, tuple[float, float]], x: str, y: str,
     """A marked and named point for each label."""
     for number, (label, (across, up)) in enumerate(places.items()):
         axes.plot([across], [up], MARKERS[number % len(MARKERS)], color=SHADES[0], markersize=6)
-        axes.annotate(label, (across, up), (7, -3), textcoords="offset points", fontsize=8)
+        beside = (7, (-3, 7, -13)[number % 3])  # three that lie together can still be read
+        axes.annotate(label, (across, up), beside, textcoords="offset points", fontsize=8)
     axes.margins(x=0.2, y=0.15)
     axes.grid(alpha=0.3)
     name(axes, x, y, title)
