@@ -1,5 +1,6 @@
 # make demo    set up, then generate text from the embedded model
 # make test    set up, then run the whole test suite, in WORKERS processes (2)
+# make notebooks  set up, then run every notebook from a fresh kernel, two at a time; NOTEBOOKS='--write' keeps outputs
 # make lint    style and types
 # make setup   only set up: .venv with minfer and all that tests and notebooks need
 #
@@ -12,9 +13,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
 WORKERS ?= 2
+NOTEBOOKS ?=
 PROMPT := KING RICHARD:
 
-.PHONY: demo test lint setup
+.PHONY: demo test notebooks lint setup
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
@@ -23,6 +25,9 @@ demo: $(VENV)/.core
 
 test: setup
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+
+notebooks: setup
+	$(BIN)/python -m scripts.notebooks $(NOTEBOOKS)
 
 lint: setup
 	$(BIN)/ruff check
