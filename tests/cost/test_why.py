@@ -144,7 +144,6 @@ def test_a_steps_parts_are_of_the_steps_that_the_workload_is_about(phase, work):
     samples = [contestant.run(work)]
     seen = parts_of_a_step(contestant, work, samples, 0.0)
     assert all(seconds > 0 for seconds in seen.values())
-    assert sum(seen.values()) < samples[0].duration
     assert "forward" not in vars(contestant.engine)
     assert not any(module._forward_hooks for module in contestant.engine.model.modules())
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from minfer.core.sequence import Status
 from minfer.phase5 import Engine
 from tests.mutants.planting import Mutants
 from tests.mutants.serving_probes import HOT, served
@@ -51,8 +52,11 @@ def for_nothing(engine_cls, lab):
 @plant("P5-22", for_nothing)
 class OneTokenForNothing(Engine):
     def sequences(self, prompts, params=None):
-        asked = params if params is None or params.max_tokens else replace(params, max_tokens=1)
-        return super().sequences(prompts, asked)
+        made = super().sequences(prompts, params)
+        for sequence in (one for one in made if one.finished):
+            sequence.params = replace(sequence.params, max_tokens=1)
+            sequence.status, sequence.finish_reason = Status.WAITING, None
+        return made
 
 
 def larger_than_the_pool(engine_cls, lab):

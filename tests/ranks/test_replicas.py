@@ -97,7 +97,7 @@ def test_streams_and_aborts_reach_whoever_has_the_request(lab, two):
 
 def test_a_request_waits_in_the_one_queue_until_anybody_has_room(lab, two):
     _, engine = two
-    many = [engine.submit([5, 6], lab.params(3)) for _ in range(11)]
+    many = [engine.submit([5, 6], lab.params(40)) for _ in range(11)]  # none ends meanwhile
     engine.step()
     assert len(engine.inbox) == 3
     waiting = many[-1]

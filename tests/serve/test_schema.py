@@ -36,7 +36,7 @@ def test_made_up_requests_are_answered_or_refused_as_the_document_says(server):
         from hypothesis import given
 
         run(given(case=made)(ask))()
-    assert statuses.count(200) > 30
+    assert statuses.count(200) > 20
     assert statuses.count(400) > 20
     assert set(statuses) <= {200, 400, 404, 413, 429}
 

@@ -132,8 +132,15 @@ def test_the_terminal_shows_the_same(engine):
         until(lambda: own.service.engines[0].seen)
         engine.let(3)
         until(lambda: len(own.service.engines[0].history.steps) >= 3)
-        engine.let(1)
-        live = fetch(own.url, None)
+        looks = []
+
+        def looked():  # it is done between two steps, and shown from then on
+            engine.let(1)
+            looks.append(fetch(own.url, None))
+            return looks[-1]["engines"][0]["steps"]
+
+        until(looked)
+        live = looks[-1]
         engine.free()
         connection.close()
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
