@@ -1,5 +1,6 @@
 """Checking: grade one engine in this process, with the tests that its graders use: `check(Engine)` in a notebook."""
 
+import html
 import io
 import sys
 import tempfile
@@ -91,6 +92,10 @@ class Checked:
 
     def __repr__(self) -> str:
         return "\n".join([*self.screens()[:1], table.text(self.report, self.phases)])
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook, whose own way with text would break the table's lines."""
+        return f'<pre style="white-space: pre; overflow-x: auto">{html.escape(repr(self))}</pre>'
 
     def screens(self) -> list[str]:
         """What there is to read about each test that went wrong."""

@@ -47,7 +47,8 @@ def roofline(axes: Any, flops: float, bandwidth: float, steps: Mapping[str, tupl
         style = {"marker": MARKERS[number % len(MARKERS)], "color": SHADES[1], "markersize": 6, "linestyle": ""}
         axes.plot([at for at, _ in places], [reached / 1e9 for _, reached in places], **style)
         right, top = max(at for at, _ in places), places[0][1] / 1e9
-        axes.annotate(", ".join(labels), (right, top), (7, -3), textcoords="offset points", fontsize=8)
+        beside = (7, (-3, 7, -14)[number % 3])
+        axes.annotate(", ".join(labels), (right, top), beside, textcoords="offset points", fontsize=8)
     axes.set(xscale="log", yscale="log")
     axes.grid(alpha=0.3, which="both")
     name(axes, "FLOPs per byte that must be read or written", "GFLOP/s", title)
