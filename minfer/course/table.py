@@ -16,7 +16,7 @@ WIDTH = 110
 def text(report: Report, phases: Path) -> str:
     """As text, for a terminal or a file."""
     out = io.StringIO()
-    console = Console(file=out, width=WIDTH, highlight=False, force_jupyter=False)  # else a notebook gets it twice
+    console = Console(file=out, width=WIDTH, highlight=False, force_terminal=False, force_jupyter=False)  # plain text
     console.print(rich(report, phases))
     for line in remarks(report):
         console.print(line, markup=False, soft_wrap=True)
