@@ -5,6 +5,7 @@ without what differs from one run to the next: times of execution, versions, ide
 """
 
 import argparse
+import os
 import re
 import sys
 import time
@@ -130,6 +131,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="keep the outputs in the files")
     asked = parser.parse_args()
     paths = [FOLDER / f"{name}.ipynb" for name in asked.names] or sorted(FOLDER.glob("*.ipynb"))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of two kernels on two cores wait for each other
     console, start = Console(soft_wrap=True), time.monotonic()
     failed = [run for run in executed(paths, asked.write, console) if run.error]
     console.print(f"{len(paths)} notebooks in {time.monotonic() - start:.0f} s, {len(failed)} failed", highlight=False)
