@@ -153,6 +153,16 @@ def chosen(
     return some_rows or rows, [task for task in tasks if task.name in only] or tasks
 
 
+def llama_cpp_row(module: nn.Module, kind: str, scratch: Path, device: Device) -> Row:
+    """llama.cpp on a module's weights, as one kind of GGUF that is written into `scratch`."""
+    absent = gguf_file.why_not(module.config, kind)  # type: ignore[arg-type]
+    if device.torch_device.type != "cpu":
+        absent = f"it is measured on the CPU only, not on {device.torch_device}"
+    if find_spec("llama_cpp") is None:
+        absent = "not installed: pip install llama-cpp-python"
+    return Row(f"llama.cpp {kind}", lambda: LlamaCppContestant(module, kind, scratch), absent)
+
+
 class Rows:
     """Who takes part. Engines that change the model they are given get a copy of it."""
 
@@ -184,12 +194,7 @@ class Rows:
 
     def llama_cpp(self, kind: str) -> Row:
         """llama.cpp on weights of one kind."""
-        absent = gguf_file.why_not(self.module.config, kind)  # type: ignore[arg-type]
-        if self.device.torch_device.type != "cpu":
-            absent = f"it is measured on the CPU only, not on {self.device.torch_device}"
-        if find_spec("llama_cpp") is None:
-            absent = "not installed: pip install llama-cpp-python"
-        return Row(f"llama.cpp {kind}", lambda: LlamaCppContestant(self.module, kind, self.scratch), absent)
+        return llama_cpp_row(self.module, kind, self.scratch, self.device)
 
     def changed(
         self, name: str, phase: int, dtype: torch.dtype = torch.float32, absent: str = "", **options: Any

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from minfer.bench import gguf_file
 from minfer.bench.contestants import Contestant, EngineContestant, engine_class, watched
-from minfer.bench.fast import Row
-from minfer.bench.llama_cpp_peer import LlamaCppContestant
+from minfer.bench.fast import Row, llama_cpp_row
 from minfer.bench.transformers_peer import TransformersContestant
 from minfer.core.config import ModelConfig
 from minfer.core.device import Device
+from minfer.core.errors import DeviceError
 from minfer.cost.cost_model import Setup
 
 BLOCK = 16
@@ -108,8 +107,11 @@ class Rows:
         on_card = self.device.torch_device.type == "cuda"
         if variant.cuda and not on_card:
             return f"no CUDA device: {variant.cuda}"
-        if variant.ranks > 1 and on_card and torch.cuda.device_count() < variant.ranks:
-            return f"{variant.ranks} GPUs are needed"
+        if variant.ranks > 1 and on_card:
+            try:
+                Device.get(f"cuda:{(self.device.torch_device.index or 0) + variant.ranks - 1}")
+            except DeviceError:
+                return f"{variant.ranks} GPUs are needed"
         return ""
 
     def make(self, variant: Variant) -> EngineContestant:
@@ -130,15 +132,7 @@ class Rows:
         absent = "" if find_spec("transformers") else "not installed: pip install transformers"
         where = self.device.torch_device
         made = [Row(name, lambda: TransformersContestant(self.folder, torch.float32, self.batch, name, where), absent)]
-        return made + [self._llama_cpp(kind) for kind in ("f32", "q8_0")]
-
-    def _llama_cpp(self, kind: str) -> Row:
-        absent = gguf_file.why_not(self.module.config, kind)  # type: ignore[arg-type]
-        if self.device.torch_device.type != "cpu":
-            absent = f"it is measured on the CPU only, not on {self.device.torch_device}"
-        if find_spec("llama_cpp") is None:
-            absent = "not installed: pip install llama-cpp-python"
-        return Row(f"llama.cpp {kind}", lambda: LlamaCppContestant(self.module, kind, self.scratch), absent)
+        return made + [llama_cpp_row(self.module, kind, self.scratch, self.device) for kind in ("f32", "q8_0")]
 
     def _maker(self, variant: Variant) -> Callable[[], Contestant]:
         return lambda: self.make(variant)
