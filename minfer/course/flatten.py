@@ -117,7 +117,7 @@ class Flat:
             used, kept = len(folding.used), set(folding.kept)
             text = folding.fold(name)
             for beside in [one for one in folding.kept if one not in kept]:
-                text += f"\n\n# {beside.partition('_of_')[2]}\n{folding.kept[beside]}"
+                text += f"\n\n# {beside.rpartition('_of_')[2].replace('phase', 'phase ')}\n{folding.kept[beside]}"
             members.append((lineage.find(name), _provenance(folding.used[used:]), text))
         youngest, oldest = lineage.youngest.node, lineage.ancestors[0]
         decorators = [f"@{ast.unparse(one)}" for one in youngest.decorator_list]
@@ -125,13 +125,26 @@ class Flat:
         title = f"class {youngest.name}({', '.join(bases)}):" if bases else f"class {youngest.name}:"
         doc = f'    """{ast.get_docstring(youngest)}"""'
         body = [_attributes([item for item in members if not item[0].is_method])]  # type: ignore[union-attr]
+        sections = self._sections(lineage, names)
         for member, provenance, text in members:
             assert member is not None
             if member.is_method:
-                section = lineage.versions(member.name)[0].section if member.owner.phase else ""
-                first = member.name != CONSTRUCTOR and lineage.versions(member.name)[0].owner is oldest
-                body.append(f"{section}\n\n" * bool(section and first) + indented(f"# {provenance}\n{text}"))
+                section = sections.get(member.name, "")
+                body.append(f"{section}\n\n" * bool(section) + indented(f"# {provenance}\n{text}"))
         return "\n".join([*decorators, title, doc]) + "\n\n" + "\n\n".join(filter(None, body))
+
+
+    def _sections(self, lineage: Lineage, names: list[str]) -> dict[str, str]:
+        """The line that opens a section, by the first of its methods in the oldest class that is in the result."""
+        found: dict[str, str] = {}
+        opened = ""
+        for name in self._names(lineage):
+            first = lineage.versions(name)[0]
+            if first.owner is lineage.ancestors[0] and first.owner.phase and name != CONSTRUCTOR:
+                opened = first.section or opened
+                if name in names:
+                    found[name], opened = opened, ""
+        return found
 
 
 def _attributes(members: list[tuple[Member | None, str, str]]) -> str:

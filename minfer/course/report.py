@@ -15,6 +15,7 @@ from typing import Any
 from minfer.core.errors import MinferError
 
 SCHEMA = 1
+BROKEN = 1.0  # points that a broken promise costs
 ROUNDING = 6  # digits of a score: shares of points such as 8/17 sum to 100 only up to rounding
 
 
@@ -91,9 +92,16 @@ class Report:
         return [entry for entry in self.entries if entry.status is not Status.ABSENT]
 
     @property
+    def broken(self) -> list[Entry]:
+        """Promises that the engine breaks: tests of no points, since they pass with nothing written, and fail here."""
+        kept = (Status.PASSED, Status.TODO, Status.BLOCKED, Status.NOT_RUN)
+        return [entry for entry in self.counted if not entry.points and entry.status not in kept]
+
+    @property
     def score(self) -> float:
-        """The points that were made."""
-        return round(sum(entry.score for entry in self.counted), ROUNDING)
+        """The points that were made, less `BROKEN` for each broken promise."""
+        made = sum(entry.score for entry in self.counted) - BROKEN * len(self.broken)
+        return round(max(0.0, made), ROUNDING)
 
     @property
     def maximum(self) -> float:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minfer.course import worth
-from minfer.course.report import Entry, Report, Status
+from minfer.course.report import BROKEN, Entry, Report, Status
 
 WIDTH = 110
 
@@ -58,6 +58,9 @@ def _outcomes(entries: list[Entry]) -> str:
 def remarks(report: Report) -> list[str]:
     """What there is to say below the table."""
     lines = [report.note] if report.note else []
+    if report.broken:
+        codes = ", ".join(dict.fromkeys(entry.code for entry in report.broken))
+        lines.append(f"{codes}: passed with nothing written, and fails now; each such test costs {BROKEN:g} point")
     todo = [entry for entry in report.entries if entry.status is Status.TODO]
     lines += dict.fromkeys(entry.message.splitlines()[0] for entry in todo)
     if report.entries and all(entry.status is Status.PASSED for entry in report.counted):

@@ -17,7 +17,7 @@ __all__ = ["Engine", "EngineOptions"]
 class Engine(Phase2Engine):
     """One request at a time, each token computed once."""
 
-    Cache: Any = KVCache  # made of (config, dtype, device); has `reserve`, `begin`, `slots` and `nbytes`
+    Cache: Any = KVCache  # made of (config, dtype, device); has `reserve`, `begin`, `usage` and `nbytes`
 
     def allocate(self) -> None:
         """An empty cache; it grows to the longest request seen, and is used again by the next."""
@@ -62,5 +62,5 @@ class Engine(Phase2Engine):
             self.owners.remove(sequence)
 
     def kv_usage(self) -> KVUsage:
-        """How much of the cache holds something now: what is reserved for answers to come holds nothing."""
-        return KVUsage(sum(sequence.num_cached for sequence in self.owners if not sequence.finished), self.cache.slots)
+        """How much of the cache holds something now."""
+        return self.cache.usage(self.owners)

@@ -17,6 +17,11 @@ class KVUsage(NamedTuple):
     held: int  # slots with a token that its sequence needs
     allocated: int  # slots that nobody else can have
 
+    @classmethod
+    def of(cls, owners: list[Sequence], allocated: int) -> "KVUsage":
+        """Each owner's tokens have slots of their own; who is finished holds nothing."""
+        return cls(sum(sequence.num_cached for sequence in owners if not sequence.finished), allocated)
+
     @property
     def unused(self) -> float:
         """The share of what is allocated that holds nothing."""
@@ -41,10 +46,9 @@ class KVCache:
         """Bytes held."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
 
-    @property
-    def slots(self) -> int:
-        """Tokens that fit."""
-        return self.capacity
+    def usage(self, owners: list[Sequence]) -> KVUsage:
+        """How much of it `owners` fill: what is reserved for answers to come holds nothing."""
+        return KVUsage.of(owners, self.capacity)
 
     def reserve(self, sequences: list[Sequence]) -> None:
         """Be empty, with room for all tokens of the one sequence; addresses stay when there was enough room."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from minfer.core.attention import Attention, LayerAttention, Visible, causal_mask
 from minfer.core.config import ModelConfig
 from minfer.core.sequence import FinishReason, Sequence
+from minfer.phase3 import KVUsage
 
 
 class BatchKVCache:
@@ -31,10 +32,9 @@ class BatchKVCache:
         """Bytes held."""
         return sum(storage.nbytes for layer in self.layers for storage in layer.storage)
 
-    @property
-    def slots(self) -> int:
-        """Tokens that fit, in all rows of the group together."""
-        return self.layers[0].keys.shape[:2].numel()
+    def usage(self, owners: list[Sequence]) -> KVUsage:
+        """How much of all rows of the group together `owners` fill: padding holds nothing."""
+        return KVUsage.of(owners, self.layers[0].keys.shape[:2].numel())
 
     def reserve(self, sequences: list[Sequence]) -> None:
         """Be empty, with a row for each sequence, as long as the longest of them can become.

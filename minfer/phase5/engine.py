@@ -12,12 +12,11 @@ from minfer.core.prompts import Params, Prompt, Prompts
 from minfer.core.sequence import FinishReason, Sequence
 from minfer.core.upload import upload
 from minfer.phase4 import Engine as Phase4Engine
-from minfer.phase4 import KVUsage
 from minfer.phase5.block_allocator import BlockAllocator
 from minfer.phase5.options import PagedOptions
 from minfer.phase5.paged_kv_cache import PagedKVCache, Span
 from minfer.phase5.scheduler import Limits, Scheduler
-from minfer.phase5.state import debug_state, kv_usage
+from minfer.phase5.state import debug_state
 from minfer.phase5.step import Step
 
 
@@ -43,6 +42,7 @@ class Engine(Phase4Engine):
         chunk = options.chunk_size or options.token_budget
         limits = Limits(options.block_size, options.max_batch, options.token_budget, chunk, options.share_prefixes)
         self.scheduler = Scheduler(BlockAllocator(blocks), limits)
+        self.owners, self.cache.tables = self.scheduler.running, self.scheduler.tables  # who holds what, for `kv_usage`
         self.inbox: deque[Sequence] = deque()
         self.launched: deque[Step] = deque()  # whose tokens have not been taken in
         self.scheduled: list[Sequence] = []  # in the step that was launched last, and how many tokens of each
@@ -243,9 +243,5 @@ class Engine(Phase4Engine):
     def debug_state(self) -> dict[str, Any]:
         """What the scheduler and the pool hold now, as plain JSON values; see `state.debug_state`."""
         with self.stepping:
-            return debug_state(self.scheduler, list(zip(self.scheduled, self.counts, strict=True)))
-
-    def kv_usage(self) -> KVUsage:
-        """How much of the blocks in use holds something now: paging loses only what is empty in each last block."""
-        with self.stepping:
-            return kv_usage(self.scheduler)
+            scheduled = list(zip(self.scheduled, self.counts, strict=True))
+            return debug_state(self.scheduler, self.cache.usage(self.owners), scheduled)

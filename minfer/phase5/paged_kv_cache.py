@@ -12,7 +12,9 @@ from torch import Tensor
 
 from minfer.core.attention import Attention, Visible, attend, causal_mask
 from minfer.core.config import ModelConfig
+from minfer.core.sequence import Sequence
 from minfer.core.upload import upload
+from minfer.phase4 import KVUsage
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,23 @@ class PagedKVCache:
         keys, values = self.pool
         cache = weakref.proxy(self)  # no cycle: the pool is freed with the engine, not when a collector runs
         self.layers = [PagedAttention(cache, keys[i], values[i], window) for i, window in enumerate(config.windows)]
+        self.tables: dict[int, list[int]] = {}  # of each running request its blocks: the scheduler's own
         self.step: PagedStep
 
     @staticmethod
     def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
         """Bytes of one block over all layers."""
         return block_size * config.kv_numbers_per_token * dtype.itemsize
+
+    def usage(self, owners: list[Sequence]) -> KVUsage:
+        """How much of the blocks that `owners` hold is filled; shared ones count once. Paging loses only what is empty
+        in each last block. May be asked while another thread steps.
+        """
+        filled: dict[int, int] = {}
+        for sequence in list(owners):
+            for index, block in enumerate(list(self.tables.get(sequence.id, ()))):
+                filled[block] = max(0, min(self.block_size, sequence.num_cached - index * self.block_size))
+        return KVUsage(sum(filled.values()), len(filled) * self.block_size)
 
     def zero(self, blocks: list[int]) -> None:
         """Empty these blocks, which are about to be filled anew: what a failed step left there may be NaN."""

@@ -7,7 +7,7 @@ from minfer.phase4 import KVUsage
 from minfer.phase5.scheduler import Scheduler
 
 
-def debug_state(scheduler: Scheduler, scheduled: list[tuple[Sequence, int]]) -> dict[str, Any]:
+def debug_state(scheduler: Scheduler, usage: KVUsage, scheduled: list[tuple[Sequence, int]]) -> dict[str, Any]:
     """A JSON-able copy: blocks, who holds them, queues by request id, and the rows of the last step."""
     allocator = scheduler.allocator
     return {
@@ -24,7 +24,7 @@ def debug_state(scheduler: Scheduler, scheduled: list[tuple[Sequence, int]]) -> 
         "step": [{"id": s.id, "tokens": count, "kind": _kind(s, count)} for s, count in scheduled],
         "preemptions": scheduler.preemptions,
         "shared_tokens": scheduler.shared_tokens,
-        "kv": _usage(kv_usage(scheduler)),
+        "kv": _usage(usage),
         "kv_if_contiguous": _usage(contiguous_usage(scheduler)),
     }
 
@@ -40,16 +40,6 @@ def _usage(usage: KVUsage) -> dict[str, float]:
     return {"held": usage.held, "allocated": usage.allocated, "unused": usage.unused}
 
 
-def kv_usage(scheduler: Scheduler) -> KVUsage:
-    """Slots of blocks that somebody holds, and those of them with a token; shared blocks are counted once."""
-    filled: dict[int, int] = {}
-    for sequence in scheduler.running:
-        for index, block in enumerate(scheduler.tables[sequence.id]):
-            filled[block] = max(0, min(scheduler.block_size, sequence.num_cached - index * scheduler.block_size))
-    return KVUsage(sum(filled.values()), len(filled) * scheduler.block_size)
-
-
 def contiguous_usage(scheduler: Scheduler) -> KVUsage:
-    """The same for a contiguous cache, which reserves for each running request the longest that it could become."""
-    running = scheduler.running
-    return KVUsage(sum(sequence.num_cached for sequence in running), sum(sequence.max_length for sequence in running))
+    """What it were in a contiguous cache, which reserves for each running request the longest that it could become."""
+    return KVUsage.of(scheduler.running, sum(sequence.max_length for sequence in scheduler.running))

@@ -33,6 +33,11 @@ class KVUsage(NamedTuple):
     held: int  # slots with a token that its sequence needs
     allocated: int  # slots that nobody else can have
 
+    @classmethod
+    def of(cls, owners: list[Sequence], allocated: int) -> "KVUsage":
+        """Each owner's tokens have slots of their own; who is finished holds nothing."""
+        return cls(sum(sequence.num_cached for sequence in owners if not sequence.finished), allocated)
+
     @property
     def unused(self) -> float:
         """The share of what is allocated that holds nothing."""
@@ -57,10 +62,9 @@ class KVCache:
         """Bytes held."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
 
-    @property
-    def slots(self) -> int:
-        """Tokens that fit."""
-        return self.capacity
+    def usage(self, owners: list[Sequence]) -> KVUsage:
+        """How much of it `owners` fill: what is reserved for answers to come holds nothing."""
+        return KVUsage.of(owners, self.capacity)
 
     def reserve(self, sequences: list[Sequence]) -> None:
         """Be empty, with room for all tokens of the one sequence; addresses stay when there was enough room."""
@@ -109,7 +113,7 @@ class CachedAttention(LayerAttention):
 class Engine(Phase2Engine):
     """One request at a time, each token computed once."""
 
-    Cache: Any = KVCache  # made of (config, dtype, device); has `reserve`, `begin`, `slots` and `nbytes`
+    Cache: Any = KVCache  # made of (config, dtype, device); has `reserve`, `begin`, `usage` and `nbytes`
 
     def allocate(self) -> None:
         """An empty cache; it grows to the longest request seen, and is used again by the next."""
@@ -140,5 +144,5 @@ class Engine(Phase2Engine):
         raise NotImplementedError("P3 task 1: Engine.release")
 
     def kv_usage(self) -> KVUsage:
-        """How much of the cache holds something now: what is reserved for answers to come holds nothing."""
-        return KVUsage(sum(sequence.num_cached for sequence in self.owners if not sequence.finished), self.cache.slots)
+        """How much of the cache holds something now."""
+        return self.cache.usage(self.owners)

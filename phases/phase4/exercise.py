@@ -24,7 +24,7 @@ from minfer.core.config import ModelConfig
 from minfer.core.options import at_least, option
 from minfer.core.sequence import FinishReason, Sequence
 from minfer.phase3 import Engine as Phase3Engine
-from minfer.phase3 import EngineOptions
+from minfer.phase3 import EngineOptions, KVUsage
 
 # ==== phase4/batch_kv_cache.py ======================================================================================
 # BatchKVCache: keys and values of a padded batch, one row per sequence, one pair of tensors per layer.
@@ -50,10 +50,9 @@ class BatchKVCache:
         """Bytes held."""
         return sum(storage.nbytes for layer in self.layers for storage in layer.storage)
 
-    @property
-    def slots(self) -> int:
-        """Tokens that fit, in all rows of the group together."""
-        return self.layers[0].keys.shape[:2].numel()
+    def usage(self, owners: list[Sequence]) -> KVUsage:
+        """How much of all rows of the group together `owners` fill: padding holds nothing."""
+        return KVUsage.of(owners, self.layers[0].keys.shape[:2].numel())
 
     def reserve(self, sequences: list[Sequence]) -> None:
         """Be empty, with a row for each sequence, as long as the longest of them can become.

@@ -206,12 +206,23 @@ class PagedKVCache:
         keys, values = self.pool
         cache = weakref.proxy(self)  # no cycle: the pool is freed with the engine, not when a collector runs
         self.layers = [PagedAttention(cache, keys[i], values[i], window) for i, window in enumerate(config.windows)]
+        self.tables: dict[int, list[int]] = {}  # of each running request its blocks: the scheduler's own
         self.step: PagedStep
 
     @staticmethod
     def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
         """Bytes of one block over all layers."""
         return block_size * config.kv_numbers_per_token * dtype.itemsize
+
+    def usage(self, owners: list[Sequence]) -> KVUsage:
+        """How much of the blocks that `owners` hold is filled; shared ones count once. Paging loses only what is empty
+        in each last block. May be asked while another thread steps.
+        """
+        filled: dict[int, int] = {}
+        for sequence in list(owners):
+            for index, block in enumerate(list(self.tables.get(sequence.id, ()))):
+                filled[block] = max(0, min(self.block_size, sequence.num_cached - index * self.block_size))
+        return KVUsage(sum(filled.values()), len(filled) * self.block_size)
 
     def zero(self, blocks: list[int]) -> None:
         """Empty these blocks, which are about to be filled anew: what a failed step left there may be NaN."""
@@ -474,7 +485,7 @@ class Scheduler:
 # The scheduler's state as plain values, for tests, pictures and a server's `/slots`; and what fragmentation costs.
 
 
-def debug_state(scheduler: Scheduler, scheduled: list[tuple[Sequence, int]]) -> dict[str, Any]:
+def debug_state(scheduler: Scheduler, usage: KVUsage, scheduled: list[tuple[Sequence, int]]) -> dict[str, Any]:
     """A JSON-able copy: blocks, who holds them, queues by request id, and the rows of the last step."""
     allocator = scheduler.allocator
     return {
@@ -491,7 +502,7 @@ def debug_state(scheduler: Scheduler, scheduled: list[tuple[Sequence, int]]) -> 
         "step": [{"id": s.id, "tokens": count, "kind": _kind(s, count)} for s, count in scheduled],
         "preemptions": scheduler.preemptions,
         "shared_tokens": scheduler.shared_tokens,
-        "kv": _usage(kv_usage(scheduler)),
+        "kv": _usage(usage),
         "kv_if_contiguous": _usage(contiguous_usage(scheduler)),
     }
 
@@ -507,19 +518,9 @@ def _usage(usage: KVUsage) -> dict[str, float]:
     return {"held": usage.held, "allocated": usage.allocated, "unused": usage.unused}
 
 
-def kv_usage(scheduler: Scheduler) -> KVUsage:
-    """Slots of blocks that somebody holds, and those of them with a token; shared blocks are counted once."""
-    filled: dict[int, int] = {}
-    for sequence in scheduler.running:
-        for index, block in enumerate(scheduler.tables[sequence.id]):
-            filled[block] = max(0, min(scheduler.block_size, sequence.num_cached - index * scheduler.block_size))
-    return KVUsage(sum(filled.values()), len(filled) * scheduler.block_size)
-
-
 def contiguous_usage(scheduler: Scheduler) -> KVUsage:
-    """The same for a contiguous cache, which reserves for each running request the longest that it could become."""
-    running = scheduler.running
-    return KVUsage(sum(sequence.num_cached for sequence in running), sum(sequence.max_length for sequence in running))
+    """What it were in a contiguous cache, which reserves for each running request the longest that it could become."""
+    return KVUsage.of(scheduler.running, sum(sequence.max_length for sequence in scheduler.running))
 
 
 # ==== phase5/step.py ================================================================================================
@@ -563,6 +564,7 @@ class Engine(Phase4Engine):
         chunk = options.chunk_size or options.token_budget
         limits = Limits(options.block_size, options.max_batch, options.token_budget, chunk, options.share_prefixes)
         self.scheduler = Scheduler(BlockAllocator(blocks), limits)
+        self.owners, self.cache.tables = self.scheduler.running, self.scheduler.tables  # who holds what, for `kv_usage`
         self.inbox: deque[Sequence] = deque()
         self.launched: deque[Step] = deque()  # whose tokens have not been taken in
         self.scheduled: list[Sequence] = []  # in the step that was launched last, and how many tokens of each
@@ -732,9 +734,5 @@ class Engine(Phase4Engine):
     def debug_state(self) -> dict[str, Any]:
         """What the scheduler and the pool hold now, as plain JSON values; see `state.debug_state`."""
         with self.stepping:
-            return debug_state(self.scheduler, list(zip(self.scheduled, self.counts, strict=True)))
-
-    def kv_usage(self) -> KVUsage:
-        """How much of the blocks in use holds something now: paging loses only what is empty in each last block."""
-        with self.stepping:
-            return kv_usage(self.scheduler)
+            scheduled = list(zip(self.scheduled, self.counts, strict=True))
+            return debug_state(self.scheduler, self.cache.usage(self.owners), scheduled)

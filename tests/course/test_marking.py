@@ -10,7 +10,8 @@ import pytest
 import minfer.course
 from minfer.core.errors import MinferError
 from minfer.course.checking import run_tests
-from minfer.course.report import Report, Status
+from minfer.course.report import Entry, Report, Status
+from minfer.course.table import remarks
 from tests.course.toy import engine, toy_course
 
 NEEDS = {"waits": "fails"}
@@ -55,6 +56,17 @@ def test_only_what_passed_scores_and_only_what_this_machine_lacks_leaves_the_tot
     assert [entry.title for entry in report.entries if entry.score] == ["says right"]
     assert report.score == pytest.approx(50 / 6)
     assert report.maximum == pytest.approx(100 - named(report, "card").points) == pytest.approx(100 - 50 / 6)
+
+
+def test_a_test_of_no_points_costs_one_when_it_fails_and_none_while_it_is_to_do():
+    task = Entry("t::task", 3, "P3-01", "the task", 100.0, 1, status=Status.PASSED)
+    for status, score in ((Status.PASSED, 100), (Status.TODO, 100), (Status.FAILED, 99), (Status.TIMEOUT, 99)):
+        promise = Entry("t::promise", 3, "P0-28", "a promise", 0.0, 1, status=status)
+        report = Report({"described": "mine"}, 17, {}, [task, promise])
+        assert (report.score, report.maximum) == (score, 100)
+        assert ("P0-28: passed with nothing written" in "\n".join(remarks(report))) == (score < 100)
+    lost = Entry("t::task", 3, "P3-01", "the task", 100.0, 1, status=Status.FAILED)
+    assert Report({"described": "mine"}, 17, {}, [lost, promise]).score == 0
 
 
 def test_a_mismatch_says_what_was_done_expected_and_got(graded):

@@ -7,7 +7,7 @@ import torch
 
 from minfer.core.attention import LayerAttention, Visible
 from minfer.core.batch import ForwardBatch
-from minfer.phase4 import Engine
+from minfer.phase4 import Engine, KVUsage
 
 
 class LeftPaddedLayer(LayerAttention):
@@ -32,9 +32,8 @@ class LeftPaddedCache:
         self.owners, self.width, self.new = [], 0, 0
         self.padding = torch.empty(0, 1, dtype=torch.int64)
 
-    @property
-    def slots(self):
-        return len(self.owners) * self.width
+    def usage(self, owners):
+        return KVUsage.of(owners, len(self.owners) * self.width)
 
     def reserve(self, sequences):
         self.owners, self.width = list(sequences), 0
