@@ -14,6 +14,8 @@ from minfer.course.source.lineage import Lineage, Member, options_of
 from minfer.course.source.module import Module, Statement
 from minfer.course.source.rewrite import renamed
 
+ENGINE = "Engine"
+
 
 @dataclass(frozen=True)
 class Line:
@@ -36,6 +38,12 @@ class MethodDiff:
     def name(self) -> str:
         """The method's."""
         return self.new.name
+
+    @property
+    def title(self) -> str:
+        """Its name, behind its class's where that is not the Engine but what the phase makes one of."""
+        owner = self.new.owner.node.name
+        return self.name if owner == ENGINE else f"{owner}.{self.name}"
 
     @property
     def text(self) -> str:

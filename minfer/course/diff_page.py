@@ -92,12 +92,12 @@ def _overridden(method: MethodDiff) -> str:
     assert method.old is not None
     left = f"phase {method.old.owner.phase} <small>{method.old.place}</small>"
     right = f"phase {method.new.owner.phase} <small>{method.new.place}</small>"
-    return f"<h3>{method.name}</h3>{_warnings(method)}{_table(_pairs(method), left, right)}"
+    return f"<h3>{method.title}</h3>{_warnings(method)}{_table(_pairs(method), left, right)}"
 
 
 def _added(method: MethodDiff) -> str:
     rows = [("come", html) for html in coloured(method.text)]
-    title = f"<h3>{method.name}<small>{method.new.place}</small></h3>"
+    title = f"<h3>{method.title}<small>{method.new.place}</small></h3>"
     return f"{title}{_warnings(method)}{_single(rows)}"
 
 

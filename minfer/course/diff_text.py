@@ -1,5 +1,6 @@
 """A diff for the terminal, with colours, and as Markdown."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from rich.console import RenderableType
@@ -33,7 +34,7 @@ def stat(diff: PhaseDiff) -> Table:
     table = Table("what", "from", "−", "+", title=f"{diff.title}: {counts(diff)}", title_justify="left", box=None)
     for method in diff.methods:
         old = f"phase {method.old.owner.phase}" if method.old else "new"
-        table.add_row(method.name, old, str(method.count("-") or ""), str(method.count("+")))
+        table.add_row(method.title, old, str(method.count("-") or ""), str(method.count("+")))
     for noun in diff.nouns:
         table.add_row(noun.name, noun.module.path.name, "", str(len(noun.statement.text.splitlines())))
     return table
@@ -63,7 +64,7 @@ def markdown(diff: PhaseDiff, hide_added: bool = False) -> str:
 def _method(method: MethodDiff, lines: Iterable[Line], hide_added: bool) -> Iterator[Text]:
     mark, style = ("~", "bold yellow") if method.old else ("+", "bold green")
     was = f" (was {method.old.place})" if method.old else ""
-    yield Text.assemble("\n", (f"{mark} {method.name}", style), f"  {method.new.place}{was}")
+    yield Text.assemble("\n", (f"{mark} {method.title}", style), f"  {method.new.place}{was}")
     yield from (Text(f"! {warning}", "yellow") for warning in method.warnings())
     yield from (_line(line, hide_added) for line in lines)
 
@@ -101,7 +102,7 @@ def _shown(line: Line, hide_added: bool) -> str:
 
 def _markdown_method(method: MethodDiff, lines: Iterable[Line], hide_added: bool) -> str:
     was = f", was `{method.old.place}`" if method.old else ""
-    parts = [f"### `{method.name}`", f"`{method.new.place}`{was}"]
+    parts = [f"### `{method.title}`", f"`{method.new.place}`{was}"]
     parts += [f"> {warning}" for warning in method.warnings()]
     return "\n\n".join([*parts, _fenced(lines, hide_added)])
 
@@ -123,8 +124,10 @@ def _public(nouns: list[Noun]) -> list[Noun]:
 
 def counts(diff: PhaseDiff) -> str:
     """How much there is of each kind, in words."""
+    classes = Counter(method.new.owner.node.name for method in diff.overridden)
+    by_class = f" ({', '.join(f'{name} {count}' for name, count in classes.items())})" if len(classes) > 1 else ""
     counted = [
-        (len(diff.overridden), "method overridden", "methods overridden"),
+        (len(diff.overridden), f"method overridden{by_class}", f"methods overridden{by_class}"),
         (len(diff.added), "new", "new"),
         (len(_public(diff.nouns)), "new noun", "new nouns"),
         (len(diff.options), "new option", "new options"),

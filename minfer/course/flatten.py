@@ -133,7 +133,6 @@ class Flat:
                 body.append(f"{section}\n\n" * bool(section) + indented(f"# {provenance}\n{text}"))
         return "\n".join([*decorators, title, doc]) + "\n\n" + "\n\n".join(filter(None, body))
 
-
     def _sections(self, lineage: Lineage, names: list[str]) -> dict[str, str]:
         """The line that opens a section, by the first of its methods in the oldest class that is in the result."""
         found: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import re
 import shlex
 import subprocess
@@ -9,6 +10,9 @@ import subprocess
 import pytest
 import torch
 
+from minfer.bench.claims import throughput
+from minfer.bench.ledger import runs
+from minfer.bench.sample import Spread
 from minfer.cli import SUMMARIES, UsageError, _build, main
 from minfer.course.exercise import FILE, Exercise
 from scripts.lesson_tasks import block as tasks_block
@@ -19,6 +23,7 @@ PAGES = lessons()
 LESSONS = [page for page in PAGES if page.parent.name.startswith("phase") and page.parent.name != "phases"]
 LANDING: set[str] = set()
 """Commands that lessons may name before they are there; they are run as soon as they are."""
+QUOTED = re.compile(r"^(\S.*?) {2,}([\d.]+) tokens/s$", re.MULTILINE)
 CODE = re.compile(r"\bP\d+-\d+\b")
 SECTIONS = (
     *("The problem", "The idea", "What it costs", "The contract", "Tasks", "Check"),
@@ -158,6 +163,23 @@ def test_a_lesson_has_its_parts_in_their_order(lesson):
     lines = lesson.read_text(encoding="utf-8").replace(current(lesson), "").splitlines()
     assert 90 <= len(lines) <= 180, f"{len(lines)} lines without the tasks: one or two screens of reading"
     assert max(map(len, lines)) <= 160
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=name)
+def test_what_is_quoted_of_a_ledger_is_one_of_its_parts(lesson):
+    ledgers = re.findall(r"minfer bench show (phases/\S+\.json)", lesson.read_text(encoding="utf-8"))
+    parts = [part for one in ledgers for part in json.loads((ROOT / one).read_text(encoding="utf-8"))["parts"]]
+    for block in blocks(lesson):
+        quoted = dict(QUOTED.findall(block.text)) if parts and block.note.startswith("measured") else {}
+        shown = [medians(part, quoted) for part in parts]
+        assert not quoted or quoted in shown, f"{name(lesson)} quotes {quoted}, {', '.join(ledgers)} has {shown}"
+
+
+def medians(part, quoted):
+    """Of a ledger's part, the figures of the rows that are quoted, with as many digits."""
+    rows = {row["name"]: runs(row) for row in part["rows"] if row["name"] in quoted and row["samples"]}
+    figures = {row: Spread.of(map(throughput(part)[1], samples)).median for row, samples in rows.items()}
+    return {row: f"{figure:.{len(quoted[row].partition('.')[2])}f}" for row, figure in figures.items()}
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=name)

@@ -61,7 +61,7 @@ def test_only_what_passed_scores_and_only_what_this_machine_lacks_leaves_the_tot
 def test_a_test_of_no_points_costs_one_when_it_fails_and_none_while_it_is_to_do():
     task = Entry("t::task", 3, "P3-01", "the task", 100.0, 1, status=Status.PASSED)
     for status, score in ((Status.PASSED, 100), (Status.TODO, 100), (Status.FAILED, 99), (Status.TIMEOUT, 99)):
-        promise = Entry("t::promise", 3, "P0-28", "a promise", 0.0, 1, status=status)
+        promise = Entry("t::promise", 3, "P0-28", "a promise", 0.0, 1, status=status, message="todo: P3 task 1")
         report = Report({"described": "mine"}, 17, {}, [task, promise])
         assert (report.score, report.maximum) == (score, 100)
         assert ("P0-28: passed with nothing written" in "\n".join(remarks(report))) == (score < 100)
