@@ -93,7 +93,7 @@ class Report:
 
     @property
     def broken(self) -> list[Entry]:
-        """Promises that the engine breaks: tests of no points, since they pass with nothing written, and fail here."""
+        """Promises that the engine breaks: tests that no task gives points for, and that fail."""
         kept = (Status.PASSED, Status.TODO, Status.BLOCKED, Status.NOT_RUN)
         return [entry for entry in self.counted if not entry.points and entry.status not in kept]
 

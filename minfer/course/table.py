@@ -60,7 +60,7 @@ def remarks(report: Report) -> list[str]:
     lines = [report.note] if report.note else []
     if report.broken:
         codes = ", ".join(dict.fromkeys(entry.code for entry in report.broken))
-        lines.append(f"{codes}: passed with nothing written, and fails now; each such test costs {BROKEN:g} point")
+        lines.append(f"{codes}: a promise that gives no points is broken; each such test costs {BROKEN:g}")
     todo = [entry for entry in report.entries if entry.status is Status.TODO]
     lines += dict.fromkeys(entry.message.splitlines()[0] for entry in todo)
     if report.entries and all(entry.status is Status.PASSED for entry in report.counted):

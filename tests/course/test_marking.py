@@ -64,7 +64,7 @@ def test_a_test_of_no_points_costs_one_when_it_fails_and_none_while_it_is_to_do(
         promise = Entry("t::promise", 3, "P0-28", "a promise", 0.0, 1, status=status, message="todo: P3 task 1")
         report = Report({"described": "mine"}, 17, {}, [task, promise])
         assert (report.score, report.maximum) == (score, 100)
-        assert ("P0-28: passed with nothing written" in "\n".join(remarks(report))) == (score < 100)
+        assert ("P0-28: a promise that gives no points is broken" in "\n".join(remarks(report))) == (score < 100)
     lost = Entry("t::task", 3, "P3-01", "the task", 100.0, 1, status=Status.FAILED)
     assert Report({"described": "mine"}, 17, {}, [lost, promise]).score == 0
 
