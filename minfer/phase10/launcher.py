@@ -12,10 +12,11 @@ import torch.distributed as dist
 from minfer.core.device import Device
 from minfer.core.errors import OptionsError
 from minfer.core.group import RankError, World
+from minfer.phase10.gloo_group import GlooGroup, gloo
 from minfer.phase10.processes import Job, Processes
 from minfer.phase10.ranks import Others, Ranks
 from minfer.phase10.shard_plan import Place
-from minfer.phase10.torch_group import IDLE, TorchGroup, gloo, nccl, require_distributed
+from minfer.phase10.torch_group import IDLE, TorchGroup, nccl, require_distributed
 
 LOCAL = "127.0.0.1"
 LOAD_SECONDS = 600.0
@@ -181,13 +182,13 @@ def connect(
     Called on all ranks, which need not be there yet. On the CPU all goes through Gloo; tensors on GPUs through NCCL,
     and what the host must know of a step through Gloo.
     """
-    stage = f"stage{place.stage}"
     all_ranks = gloo(store, "world", place.rank, place.world, host, patience)
+    host_group = GlooGroup(all_ranks, patience if place.rank == 0 else IDLE)
+    stage = (f"stage{place.stage}", place.part, place.parts)
     if device.torch_device.type == "cpu":
-        world, tensor = all_ranks, gloo(store, stage, place.part, place.parts, host, patience)
+        parts = gloo(store, *stage, host, patience) if place.stages > 1 else all_ranks
+        groups: tuple[TorchGroup, ...] = (GlooGroup(all_ranks, patience), GlooGroup(parts, patience))
     else:
-        world = nccl(store, "nccl-world", place.rank, place.world, patience)
-        tensor = nccl(store, f"nccl-{stage}", place.part, place.parts, patience)
-    idle = TorchGroup(all_ranks, patience if place.rank == 0 else IDLE)
-    groups = (TorchGroup(world, patience), TorchGroup(tensor, patience), idle)
-    return Ranks(place, device, groups, local, others, say)
+        made = nccl(store, "nccl-world", place.rank, place.world, patience), nccl(store, *stage, patience)
+        groups = (TorchGroup(made[0], patience), TorchGroup(made[1], patience))
+    return Ranks(place, device, (*groups, host_group), local, others, say)  # type: ignore[arg-type]

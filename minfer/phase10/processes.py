@@ -26,12 +26,16 @@ import minfer
 from minfer.core.errors import OptionsError
 from minfer.core.group import RankError
 from minfer.phase10.ranks import Others
+from minfer.phase10.shard_plan import deal
 
 START_SECONDS = 60.0
 """Within which a process must have imported torch."""
 
 GRACE_SECONDS = 2.0
 """After the first sign of trouble, within which a failed rank must have said what it died of; the others are told."""
+
+CORES: Sequence[int] = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
+"""Those that this process may run on; unknown on macOS."""
 
 WORKER = "minfer.phase10.worker"
 """The module that a rank's process runs."""
@@ -76,9 +80,11 @@ class Job:
 
 
 class Process:
-    """One rank's process, or a replica's. `keep`: open files that it inherits."""
+    """One rank's process, or a replica's. `keep`: open files that it inherits; `cores`: those that it may run on."""
 
-    def __init__(self, job: Job, threads: int, module: str = "", keep: Sequence[int] = ()) -> None:
+    def __init__(
+        self, job: Job, threads: int, module: str = "", keep: Sequence[int] = (), cores: Sequence[int] = CORES
+    ) -> None:
         self.rank = job.rank
         self.said: set[str] = set()
         self.error = ""
@@ -94,6 +100,7 @@ class Process:
             env=environment(threads),
             pass_fds=keep,
         )
+        run_on(cores, self.popen.pid)  # before it has any other threads
         assert self.popen.stdin is not None
         self.popen.stdin.write(packed)
         self.popen.stdin.flush()
@@ -148,17 +155,23 @@ class Process:
 
 
 class Processes(Others):
-    """All other ranks' processes, on this machine; all ranks share evenly the threads that this process had."""
+    """All other ranks' processes, on this machine; all ranks share evenly the cores and threads that this process had.
+
+    Each has cores of its own: all wait for the slowest twice in a layer, and where two of them take turns on one core
+    while another is free, that is as long as the scheduler lets each have it.
+    """
 
     def __init__(self, job: Job, world: int, patience: float) -> None:
         self.patience = patience
         self.threads_before = torch.get_num_threads()
         self.threads = max(1, self.threads_before // world)
         torch.set_num_threads(self.threads)
+        run_on(share(CORES, 0, world))
         self.all: list[Process] = []
         try:
             for rank in range(1, world):
-                self.all.append(Process(replace(job, rank=rank), self.threads))
+                cores = share(CORES, rank, world)
+                self.all.append(Process(replace(job, rank=rank), self.threads, cores=cores))
         except BaseException:
             self.end()
             raise
@@ -206,6 +219,20 @@ class Processes(Others):
             process.bury(patience=1.0)
         if processes:
             torch.set_num_threads(self.threads_before)
+            run_on(CORES)
+
+
+def share(cores: Sequence[int], rank: int, world: int) -> Sequence[int]:
+    """The cores of a rank, as even as can be; all of them if there are not enough for each to have its own."""
+    own = deal(len(cores), rank, world)
+    return cores[own.start : own.stop] if len(cores) >= world else cores
+
+
+def run_on(cores: Sequence[int], process: int = 0) -> None:
+    """Let a process that has one thread yet, or this thread (0) and those that it starts, run on these cores only."""
+    if cores:
+        with suppress(OSError):  # it has ended, or may not: it is only a matter of speed
+            os.sched_setaffinity(process, cores)
 
 
 def environment(threads: int) -> dict[str, str]:
