@@ -10,11 +10,10 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 
 import minfer
+from minfer.core.entry import can_be_found, command, place_of
 from minfer.core.errors import OptionsError
 from minfer.core.group import RankError
 from minfer.phase10.ranks import Others
@@ -37,9 +37,6 @@ GRACE_SECONDS = 2.0
 CORES: Sequence[int] = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
 """Those that this process may run on; unknown on macOS."""
 
-WORKER = "minfer.phase10.worker"
-"""The module that a rank's process runs."""
-
 LAST_WORDS = 2000  # characters
 
 
@@ -47,7 +44,7 @@ LAST_WORDS = 2000  # characters
 class Job:
     """What a rank is to do."""
 
-    engine: tuple[str, str]  # module and class
+    engine: tuple[str, str, str]  # module, its file, class
     model: str
     options: dict[str, Any]
     parts: int
@@ -58,12 +55,13 @@ class Job:
 
     @classmethod
     def of(cls, engine_cls: type, model: str, options: dict[str, Any], checked: Any, port: int, rank: int = 0) -> "Job":
-        """The job of all ranks. They run minfer's own class that `engine_cls` is made of."""
-        base = next(c for c in engine_cls.__mro__ if c.__module__.startswith("minfer.phase"))
+        """The job of all ranks. They run `engine_cls`, or what it is made of that other processes can find."""
+        base = next((c for c in engine_cls.__mro__ if can_be_found(c)), None)
+        if base is None:
+            raise OptionsError(f"{engine_cls.__name__} is in no .py file, in which the other ranks could find it")
         kept = {"device": checked.device, **{name: value for name, value in options.items() if name != "ranks"}}
         parts, stages = checked.tensor_parallel, checked.pipeline_parallel
-        engine = (base.__module__, base.__name__)
-        return cls(engine, str(model), kept, parts, stages, port, checked.rank_timeout, rank)
+        return cls(place_of(base), str(model), kept, parts, stages, port, checked.rank_timeout, rank)
 
     def packed(self) -> bytes:
         """One line. Raises `OptionsError` for an option that is a live object."""
@@ -80,10 +78,18 @@ class Job:
 
 
 class Process:
-    """One rank's process, or a replica's. `keep`: open files that it inherits; `cores`: those that it may run on."""
+    """One rank's process, or a replica's: `main` is all that it runs.
+
+    `keep`: open files that it inherits; `cores`: those that it may run on.
+    """
 
     def __init__(
-        self, job: Job, threads: int, module: str = "", keep: Sequence[int] = (), cores: Sequence[int] = CORES
+        self,
+        job: Job,
+        main: Callable[[], None],
+        threads: int,
+        keep: Sequence[int] = (),
+        cores: Sequence[int] = CORES,
     ) -> None:
         self.rank = job.rank
         self.said: set[str] = set()
@@ -93,7 +99,7 @@ class Process:
         self.printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process is buried)
         packed = job.packed()
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", module or WORKER],
+            command(main),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.printed,
@@ -161,7 +167,7 @@ class Processes(Others):
     while another is free, that is as long as the scheduler lets each have it.
     """
 
-    def __init__(self, job: Job, world: int, patience: float) -> None:
+    def __init__(self, job: Job, main: Callable[[], None], world: int, patience: float) -> None:
         self.patience = patience
         self.threads_before = torch.get_num_threads()
         self.threads = max(1, self.threads_before // world)
@@ -171,7 +177,7 @@ class Processes(Others):
         try:
             for rank in range(1, world):
                 cores = share(CORES, rank, world)
-                self.all.append(Process(replace(job, rank=rank), self.threads, cores=cores))
+                self.all.append(Process(replace(job, rank=rank), main, self.threads, cores=cores))
         except BaseException:
             self.end()
             raise
