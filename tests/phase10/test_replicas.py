@@ -32,7 +32,7 @@ def running(engine):
 def asked(lab, model):
     """Prompts and parameters of ten requests, every other one sampled."""
     prompts = [lab.prompt(model, 3 + number % 5) for number in range(10)]
-    return prompts, [lab.params(4 + number % 3, temperature=1.5 * (number % 2)) for number in range(10)]
+    return prompts, [lab.params(4 + number % 3, temperature=1.5 * (number % 2), seed=number) for number in range(10)]
 
 
 def test_P10_13_one_queue_is_dealt_evenly_and_all_answer_alike(engine_cls, lab):
