@@ -172,7 +172,8 @@ class Processes(Others):
         self.threads_before = torch.get_num_threads()
         self.threads = max(1, self.threads_before // world)
         torch.set_num_threads(self.threads)
-        run_on(share(CORES, 0, world))
+        self.thread = threading.get_native_id()
+        run_on(share(CORES, 0, world), self.thread)
         self.all: list[Process] = []
         try:
             for rank in range(1, world):
@@ -225,7 +226,7 @@ class Processes(Others):
             process.bury(patience=1.0)
         if processes:
             torch.set_num_threads(self.threads_before)
-            run_on(CORES)
+            run_on(CORES, self.thread)
 
 
 def share(cores: Sequence[int], rank: int, world: int) -> Sequence[int]:
@@ -234,11 +235,11 @@ def share(cores: Sequence[int], rank: int, world: int) -> Sequence[int]:
     return cores[own.start : own.stop] if len(cores) >= world else cores
 
 
-def run_on(cores: Sequence[int], process: int = 0) -> None:
-    """Let a process that has one thread yet, or this thread (0) and those that it starts, run on these cores only."""
+def run_on(cores: Sequence[int], thread: int) -> None:
+    """Let a thread, or a process that has one yet, run on these cores only, and all threads that it starts."""
     if cores:
         with suppress(OSError):  # it has ended, or may not: it is only a matter of speed
-            os.sched_setaffinity(process, cores)
+            os.sched_setaffinity(thread, cores)
 
 
 def environment(threads: int) -> dict[str, str]:
