@@ -20,6 +20,7 @@ def comm(
         str | None, typer.Option("--model", "-m", help="Deal this model to them, and time its steps.")
     ] = None,
     device: Annotated[str, typer.Option(help="Where they live: auto, cpu (Gloo), cuda (NCCL, a GPU each).")] = "auto",
+    requests: Annotated[int, typer.Option(help="How many requests a step of the model decodes.")] = 1,
     sizes: Annotated[list[int] | None, typer.Option("--size", help="Bytes of a message (repeatable).")] = None,
 ) -> None:
     """Measure AllReduce, Broadcast, Reduce, AllGather, ReduceScatter, compute beside them, a model's decode step."""
@@ -27,7 +28,9 @@ def comm(
         raise OptionsError(f"--ranks {ranks}: one rank alone has nobody to talk to: give 2 or more")
     if any(size < 4 * ranks for size in sizes or []):
         raise OptionsError(f"--size {min(sizes or [])}: every rank needs 4 bytes of it: give at least {4 * ranks}")
-    share = step_share(model, ranks, device=device) if model else None
+    if requests < 1:
+        raise OptionsError(f"--requests {requests}: give 1 or more")
+    share = step_share(model, ranks, device, requests) if model else None
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     figures, overlap = measure_all(ranks, sizes or SIZES, device)
     console.print(table(figures, ranks))
@@ -63,10 +66,12 @@ def in_words(model: str, ranks: int, share: StepShare | None) -> str:
     """A decode step's time, with the part of it that was communication."""
     if share is None:
         return f"{model}: communication of a step: n/a (on GPUs it runs beside the host: record a profile)"
-    step, spent = share.step_seconds * 1e3, share.communication_seconds * 1e3
-    alone = f"{share.alone_seconds * 1e3:.2f} ms"
+    kinds = (share.step_seconds - share.communication_seconds, share.operation_seconds, share.waiting_seconds)
+    compute, operations, waiting = (f"{1e3 * part:.2f} ms ({part / share.step_seconds:.0%})" for part in kinds)
+    who = "one request" if share.requests == 1 else f"{share.requests} requests"
     return (
-        f"{model}, a decode step of one request on {ranks} ranks: {step:.2f} ms, of which {step - spent:.2f} ms "
-        f"compute and {spent:.2f} ms ({share.share:.0%}) in {share.calls} operations between ranks, waiting included. "
-        f"One rank with the threads of all: {alone}; the ranks are {share.speed:.2f} × as fast"
+        f"{model}, a decode step of {who} on {ranks} ranks: {1e3 * share.step_seconds:.2f} ms = {compute} compute + "
+        f"{operations} in {share.calls} operations between ranks, {1e6 * share.latency:.0f} µs each when nobody is "
+        f"late + {waiting} waiting for a rank that is. One rank with the threads of all: "
+        f"{1e3 * share.alone_seconds:.2f} ms; the ranks are {share.speed:.2f} × as fast"
     )

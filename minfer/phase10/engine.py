@@ -16,7 +16,8 @@ from minfer.core.models import open_model
 from minfer.core.options import EngineOptions, at_least, make_options, option
 from minfer.phase9 import StreamOptions as PreviousOptions
 from minfer.phase9 import find_scheme
-from minfer.phase10.launcher import device_of, launcher_of
+from minfer.phase10.launcher import launcher_of
+from minfer.phase10.meeting import device_of
 from minfer.phase10.quantized_rows import quantize_head, quantize_rows_together
 from minfer.phase10.ranks import Ranks
 from minfer.phase10.replicas import Replicas

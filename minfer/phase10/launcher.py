@@ -2,7 +2,6 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -12,12 +11,13 @@ import torch.distributed as dist
 from minfer.core.device import Device
 from minfer.core.errors import OptionsError
 from minfer.core.group import RankError, World
+from minfer.phase10.meeting import LOCAL, connect, device_of
 from minfer.phase10.processes import Job, Processes
 from minfer.phase10.ranks import Others, Ranks
 from minfer.phase10.shard_plan import Place
-from minfer.phase10.torch_group import IDLE, TorchGroup, gloo, nccl, require_distributed
+from minfer.phase10.torch_group import require_distributed
+from minfer.phase10.worker import run_rank
 
-LOCAL = "127.0.0.1"
 LOAD_SECONDS = 600.0
 """Within which torchrun's ranks must have loaded; of processes of our own, rank 0 hears more."""
 
@@ -44,7 +44,7 @@ class ProcessLauncher(Launcher):
             device_of(checked.device, rank)  # not there: refused here
         store = dist.TCPStore(LOCAL, 0, is_master=True, wait_for_workers=False)
         job = Job.of(engine_cls, model, options, checked, store.port)
-        others = Processes(job, place.world, checked.rank_timeout)
+        others = Processes(job, run_rank, place.world, checked.rank_timeout)
         try:
             others.started()
             return connect(store, place, device, checked.rank_timeout, LOCAL, place.world, others)
@@ -156,38 +156,3 @@ def launcher_of(wanted: Any) -> Launcher:
     if wanted not in launchers:
         raise OptionsError(f"ranks = {wanted!r}: use auto, processes or torchrun")
     return launchers[wanted]()
-
-
-def device_of(wanted: Any, local_rank: int) -> Device:
-    """The device of a rank: the CPU for all, or one GPU each from the one that was asked for on."""
-    device = Device.get(wanted)
-    if device.torch_device.type == "cpu":
-        return device
-    return Device.get(f"{device.torch_device.type}:{(device.torch_device.index or 0) + local_rank}")
-
-
-def connect(
-    store: Any,
-    place: Place,
-    device: Device,
-    patience: float,
-    host: str,
-    local: int,
-    others: Others | None = None,
-    say: Callable[[str], None] = lambda what: None,
-) -> Ranks:
-    """Meet the other ranks in `store` and make the groups; `local` ranks are on this machine, known as `host`.
-
-    Called on all ranks, which need not be there yet. On the CPU all goes through Gloo; tensors on GPUs through NCCL,
-    and what the host must know of a step through Gloo.
-    """
-    stage = f"stage{place.stage}"
-    all_ranks = gloo(store, "world", place.rank, place.world, host, patience)
-    if device.torch_device.type == "cpu":
-        world, tensor = all_ranks, gloo(store, stage, place.part, place.parts, host, patience)
-    else:
-        world = nccl(store, "nccl-world", place.rank, place.world, patience)
-        tensor = nccl(store, f"nccl-{stage}", place.part, place.parts, patience)
-    idle = TorchGroup(all_ranks, patience if place.rank == 0 else IDLE)
-    groups = (TorchGroup(world, patience), TorchGroup(tensor, patience), idle)
-    return Ranks(place, device, groups, local, others, say)

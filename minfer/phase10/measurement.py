@@ -9,7 +9,7 @@ bus bandwidth        algorithm bandwidth · factor: what a link must carry, what
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,12 +33,16 @@ MATRIX = 256
 
 Operation = Callable[[Any, Tensor, Tensor], Any]
 
+IN_A_STEP = "AllReduce in a step"
+"""As engines do it: `Group.all_reduce`; the others are the library's own."""
+
 OPERATIONS: dict[str, Operation] = {
-    "AllReduce": lambda made, whole, part: made.allreduce([whole]),
-    "Broadcast": lambda made, whole, part: made.broadcast([whole], dist.BroadcastOptions()),
-    "Reduce": lambda made, whole, part: made.reduce([whole], dist.ReduceOptions()),
-    "AllGather": lambda made, whole, part: made._allgather_base(whole, part),
-    "ReduceScatter": lambda made, whole, part: made._reduce_scatter_base(part, whole),
+    IN_A_STEP: lambda group, whole, part: group.all_reduce(whole),
+    "AllReduce": lambda group, whole, part: group.made.allreduce([whole]).wait(),
+    "Broadcast": lambda group, whole, part: group.made.broadcast([whole], dist.BroadcastOptions()).wait(),
+    "Reduce": lambda group, whole, part: group.made.reduce([whole], dist.ReduceOptions()).wait(),
+    "AllGather": lambda group, whole, part: group.made._allgather_base(whole, part).wait(),
+    "ReduceScatter": lambda group, whole, part: group.made._reduce_scatter_base(part, whole).wait(),
 }
 
 
@@ -46,7 +50,7 @@ def bus_factor(operation: str, ranks: int) -> float:
     """What the algorithm bandwidth is multiplied with; see the module's docstring."""
     if operation in ("Broadcast", "Reduce"):
         return 1.0
-    return (2 if operation == "AllReduce" else 1) * (ranks - 1) / ranks
+    return (2 if operation.startswith("AllReduce") else 1) * (ranks - 1) / ranks
 
 
 @dataclass(frozen=True)
@@ -87,15 +91,30 @@ class Overlap:
 
 @dataclass(frozen=True)
 class StepShare:
-    """A decode step of one request, dealt to ranks, and on one rank that has the threads of all.
+    """A decode step of some requests, dealt to ranks, and on one rank that has the threads of all.
 
-    Communication is what rank 0 spends in it, waiting for the other ranks included.
+        step = compute + calls · latency + waiting
+
+    Communication is what rank 0 spends in operations, waiting for other ranks included; `latency` is what one takes
+    when no rank is late, measured apart: the sum after a product, as most are.
     """
 
     step_seconds: float
     communication_seconds: float
     calls: int
     alone_seconds: float
+    latency: float
+    requests: int = 1
+
+    @property
+    def operation_seconds(self) -> float:
+        """What the operations would take if nobody waited."""
+        return min(self.communication_seconds, self.calls * self.latency)
+
+    @property
+    def waiting_seconds(self) -> float:
+        """For ranks that had more to compute, or were held up."""
+        return self.communication_seconds - self.operation_seconds
 
     @property
     def share(self) -> float:
@@ -134,7 +153,7 @@ class Measurement:
         group: Any = self.ranks.world
         part = torch.ones(max(1, size // 4 // group.size), device=self.ranks.device.torch_device)
         whole = part.repeat(group.size)
-        seconds = self.seconds(lambda: OPERATIONS[operation](group.made, whole, part).wait())
+        seconds = self.seconds(lambda: OPERATIONS[operation](group, whole, part))
         return Figure(operation, whole.nbytes, seconds, group.size)
 
     @torch.inference_mode()
@@ -199,23 +218,27 @@ ROUNDS, STEPS = 6, 8
 """How often the two engines of a comparison take turns, and how many steps a turn has."""
 
 
-def step_share(model: str, ranks: int, device: str = "auto") -> StepShare | None:
+def step_share(model: str, ranks: int, device: str = "auto", requests: int = 1) -> StepShare | None:
     """What a decode step of `model`, dealt to `ranks` ranks, spends on communication; and what one rank takes.
 
     None where the host cannot see it: on GPUs, operations run beside it. Raises `MinferError` or `RankError`.
     """
     if Device.get(device).torch_device.type != "cpu":
         return None
-    alone = Decoding(Engine.load(model, device=device))  # before the ranks take this process's threads
-    dealt = Decoding(Engine.load(model, device=device, tensor_parallel=ranks))
+    options = {"device": device, "max_batch": requests}
+    alone = Decoding(Engine.load(model, **options), requests)  # before the ranks take this process's threads
+    dealt = Decoding(Engine.load(model, tensor_parallel=ranks, **options), requests)
     try:
-        return compared(alone, dealt)
+        share = compared(alone, dealt)
     finally:
         dealt.engine.close()
+    nbytes = requests * dealt.engine.config.hidden_size * dealt.engine.dtype.itemsize
+    latency = next(one.seconds for one in measure(ranks, [nbytes], device) if one.operation == IN_A_STEP)
+    return replace(share, latency=latency, requests=requests)
 
 
 def compared(alone: "Decoding", dealt: "Decoding") -> StepShare:
-    """Both in turns, so that whatever else the machine does hits both."""
+    """Both in turns, so that whatever else the machine does hits both; `latency` is still unknown."""
     ranks = dealt.engine.ranks
     groups: list[TorchGroup] = [ranks.world, ranks.tensor, ranks.host]
     before, calls = sum(group.seconds for group in groups), sum(group.calls for group in groups)
@@ -225,16 +248,17 @@ def compared(alone: "Decoding", dealt: "Decoding") -> StepShare:
     spent = sum(group.seconds for group in groups) - before
     said = sum(group.calls for group in groups) - calls
     steps = ROUNDS * STEPS
-    return StepShare(dealt.seconds / steps, spent / steps, said // steps, alone.seconds / steps)
+    return StepShare(dealt.seconds / steps, spent / steps, said // steps, alone.seconds / steps, latency=0.0)
 
 
 class Decoding:
-    """An engine that decodes one request, with as many threads as it was loaded with."""
+    """An engine that decodes some requests, with as many threads as it was loaded with."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, requests: int) -> None:
         self.engine, self.threads, self.seconds = engine, torch.get_num_threads(), 0.0
         tokens = ROUNDS * STEPS + 4
-        engine.submit([1, 2, 3, 4], SamplingParams(max_tokens=tokens, ignore_eos=True))
+        for _ in range(requests):
+            engine.submit([1, 2, 3, 4], SamplingParams(max_tokens=tokens, ignore_eos=True))
         engine.step()
         engine.step()  # the first that only decodes may be slower
 

@@ -10,11 +10,10 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,9 +22,11 @@ from typing import Any
 import torch
 
 import minfer
+from minfer.core.entry import can_be_found, command, place_of
 from minfer.core.errors import OptionsError
 from minfer.core.group import RankError
 from minfer.phase10.ranks import Others
+from minfer.phase10.shard_plan import deal
 
 START_SECONDS = 60.0
 """Within which a process must have imported torch."""
@@ -33,8 +34,8 @@ START_SECONDS = 60.0
 GRACE_SECONDS = 2.0
 """After the first sign of trouble, within which a failed rank must have said what it died of; the others are told."""
 
-WORKER = "minfer.phase10.worker"
-"""The module that a rank's process runs."""
+CORES: Sequence[int] = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
+"""Those that this process may run on; unknown on macOS."""
 
 LAST_WORDS = 2000  # characters
 
@@ -43,7 +44,7 @@ LAST_WORDS = 2000  # characters
 class Job:
     """What a rank is to do."""
 
-    engine: tuple[str, str]  # module and class
+    engine: tuple[str, str, str]  # module, its file, class
     model: str
     options: dict[str, Any]
     parts: int
@@ -54,12 +55,13 @@ class Job:
 
     @classmethod
     def of(cls, engine_cls: type, model: str, options: dict[str, Any], checked: Any, port: int, rank: int = 0) -> "Job":
-        """The job of all ranks. They run minfer's own class that `engine_cls` is made of."""
-        base = next(c for c in engine_cls.__mro__ if c.__module__.startswith("minfer.phase"))
+        """The job of all ranks. They run `engine_cls`, or what it is made of that other processes can find."""
+        base = next((c for c in engine_cls.__mro__ if can_be_found(c)), None)
+        if base is None:
+            raise OptionsError(f"{engine_cls.__name__} is in no .py file, in which the other ranks could find it")
         kept = {"device": checked.device, **{name: value for name, value in options.items() if name != "ranks"}}
         parts, stages = checked.tensor_parallel, checked.pipeline_parallel
-        engine = (base.__module__, base.__name__)
-        return cls(engine, str(model), kept, parts, stages, port, checked.rank_timeout, rank)
+        return cls(place_of(base), str(model), kept, parts, stages, port, checked.rank_timeout, rank)
 
     def packed(self) -> bytes:
         """One line. Raises `OptionsError` for an option that is a live object."""
@@ -76,9 +78,19 @@ class Job:
 
 
 class Process:
-    """One rank's process, or a replica's. `keep`: open files that it inherits."""
+    """One rank's process, or a replica's: `main` is all that it runs.
 
-    def __init__(self, job: Job, threads: int, module: str = "", keep: Sequence[int] = ()) -> None:
+    `keep`: open files that it inherits; `cores`: those that it may run on.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        main: Callable[[], None],
+        threads: int,
+        keep: Sequence[int] = (),
+        cores: Sequence[int] = CORES,
+    ) -> None:
         self.rank = job.rank
         self.said: set[str] = set()
         self.error = ""
@@ -87,13 +99,14 @@ class Process:
         self.printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process is buried)
         packed = job.packed()
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", module or WORKER],
+            command(main),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.printed,
             env=environment(threads),
             pass_fds=keep,
         )
+        run_on(cores, self.popen.pid)  # before it has any other threads
         assert self.popen.stdin is not None
         self.popen.stdin.write(packed)
         self.popen.stdin.flush()
@@ -148,17 +161,24 @@ class Process:
 
 
 class Processes(Others):
-    """All other ranks' processes, on this machine; all ranks share evenly the threads that this process had."""
+    """All other ranks' processes, on this machine; all ranks share evenly the cores and threads that this process had.
 
-    def __init__(self, job: Job, world: int, patience: float) -> None:
+    Each has cores of its own: all wait for the slowest twice in a layer, and where two of them take turns on one core
+    while another is free, that is as long as the scheduler lets each have it.
+    """
+
+    def __init__(self, job: Job, main: Callable[[], None], world: int, patience: float) -> None:
         self.patience = patience
         self.threads_before = torch.get_num_threads()
         self.threads = max(1, self.threads_before // world)
         torch.set_num_threads(self.threads)
+        self.thread = threading.get_native_id()
+        run_on(share(CORES, 0, world), self.thread)
         self.all: list[Process] = []
         try:
             for rank in range(1, world):
-                self.all.append(Process(replace(job, rank=rank), self.threads))
+                cores = share(CORES, rank, world)
+                self.all.append(Process(replace(job, rank=rank), main, self.threads, cores=cores))
         except BaseException:
             self.end()
             raise
@@ -206,6 +226,20 @@ class Processes(Others):
             process.bury(patience=1.0)
         if processes:
             torch.set_num_threads(self.threads_before)
+            run_on(CORES, self.thread)
+
+
+def share(cores: Sequence[int], rank: int, world: int) -> Sequence[int]:
+    """The cores of a rank, as even as can be; all of them if there are not enough for each to have its own."""
+    own = deal(len(cores), rank, world)
+    return cores[own.start : own.stop] if len(cores) >= world else cores
+
+
+def run_on(cores: Sequence[int], thread: int) -> None:
+    """Let a thread, or a process that has one yet, run on these cores only, and all threads that it starts."""
+    if cores:
+        with suppress(OSError):  # it has ended, or may not: it is only a matter of speed
+            os.sched_setaffinity(thread, cores)
 
 
 def environment(threads: int) -> dict[str, str]:

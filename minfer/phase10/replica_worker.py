@@ -1,18 +1,17 @@
-"""What a replica that is not the first runs: `python -m minfer.phase10.replica_worker`, started by `Replicas`."""
+"""What the process of a replica that is not the first runs: `run_replica`, started by `Replicas`."""
 
-import importlib
 import os
-import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
+from minfer.core.entry import find
 from minfer.core.group import RankError
 from minfer.core.sequence import Sequence
 from minfer.phase10.processes import Job
 from minfer.phase10.replica_message import Advance, Take, TakeBack, Tell, Told
-from minfer.phase10.worker import Voice, main
+from minfer.phase10.worker import Voice, run
 
 
 class Served:
@@ -55,15 +54,15 @@ class Served:
             self.link.send(new)
 
 
-def work(job: Job, voice: Voice) -> None:
+def work_as_replica(job: Job, voice: Voice) -> None:
     """Load the engine, with ranks of its own if asked for, and serve."""
     voice.say("started")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    module, name = job.engine
-    engine = getattr(importlib.import_module(module), name).load(job.model, **job.options)
+    engine = find(*job.engine).load(job.model, **job.options)
     voice.say("loaded")
     Served(engine, Connection(job.port)).serve()
 
 
-if __name__ == "__main__":
-    sys.exit(main(work))
+def run_replica() -> None:
+    """The whole of a replica's process."""
+    run(work_as_replica)

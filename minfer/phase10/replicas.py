@@ -18,11 +18,12 @@ import torch
 from minfer.core.errors import OptionsError
 from minfer.core.group import RankError
 from minfer.core.sequence import Sequence
-from minfer.phase10.launcher import TorchrunLauncher, device_of, launcher_of
+from minfer.phase10.launcher import TorchrunLauncher, launcher_of
+from minfer.phase10.meeting import device_of
 from minfer.phase10.processes import Job, Process
 from minfer.phase10.replica_message import Take, TakeBack, Tell, Told
+from minfer.phase10.replica_worker import run_replica
 
-WORKER = "minfer.phase10.replica_worker"
 LOAD_SECONDS = 600.0
 """Within which a replica must have loaded, and compiled and recorded whatever it does."""
 
@@ -183,6 +184,6 @@ def started(number: int, engine_cls: type, model: str, options: dict[str, Any], 
     """Start a replica's process, with one end of a connection."""
     ours, theirs = Pipe()
     job = Job.of(engine_cls, model, options, checked, port=theirs.fileno(), rank=number)
-    process = Process(job, threads, WORKER, keep=[theirs.fileno()])
+    process = Process(job, run_replica, threads, keep=[theirs.fileno()])
     theirs.close()
     return Replica(number, process, ours)

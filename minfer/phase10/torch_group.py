@@ -5,6 +5,7 @@ engines can live side by side.
 """
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -44,28 +45,28 @@ class TorchGroup(Group):
 
     def reduced(self, x: Tensor) -> Tensor:
         """As `Group`."""
-        self._do("all_reduce", lambda: self.made.allreduce([x], self.reducing))
+        self._do("all_reduce", lambda: [self.made.allreduce([x], self.reducing)])
         return x
 
     def gathered(self, x: Tensor, into: Tensor) -> Tensor:
         """As `Group`."""
         parts = list(into.unbind(0))
-        self._do("all_gather", lambda: self.made.allgather([parts], [x.contiguous()], self.gathering))
+        self._do("all_gather", lambda: [self.made.allgather([parts], [x.contiguous()], self.gathering)])
         return into
 
     def spread(self, x: Tensor, source: int) -> Tensor:
         """As `Group`."""
         self.spreading.rootRank = source
-        self._do("broadcast", lambda: self.made.broadcast([x], self.spreading))
+        self._do("broadcast", lambda: [self.made.broadcast([x], self.spreading)])
         return x
 
     def sent(self, x: Tensor, to: int) -> None:
         """As `Group`."""
-        self._do(f"send to rank {to}", lambda: self.made.send([x], to, 0))
+        self._do(f"send to rank {to}", lambda: [self.made.send([x], to, 0)])
 
     def received(self, x: Tensor, source: int) -> Tensor:
         """As `Group`."""
-        self._do(f"receive from rank {source}", lambda: self.made.recv([x], source, 0))
+        self._do(f"receive from rank {source}", lambda: [self.made.recv([x], source, 0)])
         return x
 
     def leave(self) -> None:
@@ -74,23 +75,17 @@ class TorchGroup(Group):
         if hasattr(made, "abort"):
             made.abort()
 
-    def _do(self, what: str, start: Any) -> None:
+    def _do(self, what: str, start: Callable[[], list[Any]]) -> None:
+        """Start something, and wait until all of it is done."""
         if self.made is None:
             raise RankError(f"rank {self.rank} of {self.size} has left the others: no {what}")
         began = time.perf_counter()
         try:
-            start().wait(self.patience)
+            for work in start():
+                work.wait(self.patience)
         except RuntimeError as error:
             raise RankError(f"rank {self.rank} of {self.size} in {what}: {error}") from error
         self.seconds += time.perf_counter() - began
-
-
-def gloo(store: Any, name: str, rank: int, size: int, host: str, patience: float) -> Any:
-    """A Gloo process group for tensors on the CPU, reached under `host` by the others."""
-    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = timedelta(seconds=patience)
-    return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
 
 
 def nccl(store: Any, name: str, rank: int, size: int, patience: float) -> Any:

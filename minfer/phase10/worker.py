@@ -1,9 +1,8 @@
-"""What a rank that is not the first runs: `python -m minfer.phase10.worker`, started by `Processes`.
+"""What the process of a rank that is not the first runs: `run_rank`, started by `Processes`.
 
 It reads its job from standard input, serves until that closes, and says on standard output what it has done.
 """
 
-import importlib
 import json
 import os
 import select
@@ -17,8 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from minfer.core.entry import find
 from minfer.core.group import RankError
-from minfer.phase10.launcher import LOCAL, connect, device_of
+from minfer.phase10.meeting import LOCAL, connect, device_of
 from minfer.phase10.processes import Job
 from minfer.phase10.shard_plan import Place
 
@@ -66,13 +66,17 @@ def work(job: Job, voice: Voice) -> None:
     place, device = Place.of(job.rank, job.parts, job.stages), device_of(job.options["device"], job.rank)
     store = dist.TCPStore(LOCAL, job.port, is_master=False)
     ranks = connect(store, place, device, job.patience, LOCAL, place.world, say=voice.say)
-    module, name = job.engine
-    engine = getattr(importlib.import_module(module), name).load(job.model, **{**job.options, "ranks": ranks})
+    engine = find(*job.engine).load(job.model, **{**job.options, "ranks": ranks})
     engine.serve()
 
 
-def main(work: Callable[[Job, Voice], None] = work) -> int:
-    """Do the job that comes; 0: rank 0 has ended; 1: something has failed, and rank 0 was told."""
+def run_rank() -> None:
+    """The whole of a rank's process."""
+    run(work)
+
+
+def run(work: Callable[[Job, Voice], None]) -> None:
+    """Do the job that comes, and end the process. 0: rank 0 has ended; 1: something has failed, and rank 0 was told."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which then closes the pipe
     voice, parent = Voice(), os.getppid()
     job = Job.unpacked(read_line())
@@ -87,7 +91,3 @@ def main(work: Callable[[Job, Voice], None] = work) -> int:
         os._exit(0)
     sys.stderr.flush()
     os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

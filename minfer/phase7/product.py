@@ -136,14 +136,23 @@ def product(layer: nn.Module, device: Device) -> nn.Module:
     """A block's linear layer in the form that is fastest on the device that multiplies.
 
     A plain layer that cannot be packed stays as it is, visible to the compiler; what it cannot trace, a packed or a
-    quantised layer, becomes a `Product`.
+    quantised layer, or one that does more beside a product, becomes a `Product`.
     """
     if isinstance(layer, QuantizedLinear) and isinstance(layer.kernel, FbgemmInt8):
         return UnitRowsProduct(layer, layer.out_features)
-    if not isinstance(layer, nn.Linear):
-        return Product(layer, int(layer.out_features))  # type: ignore[arg-type]
-    packable = device.torch_device.type == "cpu" and PackedLinear.serves(layer.weight)
-    return Product(PackedLinear(layer), layer.out_features) if packable else layer
+    if isinstance(layer, nn.Linear):
+        fast = packed(layer, device)
+        return layer if fast is layer else Product(fast, layer.out_features)
+    for name, part in list(layer.named_children()):
+        if isinstance(part, nn.Linear):
+            setattr(layer, name, packed(part, device))
+    return Product(layer, int(layer.out_features))  # type: ignore[arg-type]
+
+
+def packed(linear: nn.Linear, device: Device) -> nn.Module:
+    """The layer in oneDNN's form, if it may be; else as it is."""
+    packable = device.torch_device.type == "cpu" and PackedLinear.serves(linear.weight)
+    return PackedLinear(linear) if packable else linear
 
 
 def head(layer: nn.Module, embedding: nn.Embedding) -> nn.Module:

@@ -48,7 +48,10 @@ def tensors_of(layer: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
 
 def make_plain(module: nn.Module) -> None:
     """Undo what a CPU's libraries have packed into something that cannot be copied piece by piece."""
-    if isinstance(module, Product) and isinstance(module.layer, PackedLinear):
-        module.exchange(module.layer.unpacked())
+    for name, part in list(module.named_children()):
+        if isinstance(part, PackedLinear) and isinstance(module, Product):
+            module.exchange(part.unpacked())
+        elif isinstance(part, PackedLinear):
+            setattr(module, name, part.unpacked())
     if isinstance(module, QuantizedLinear) and module.packed is not None:
         module.unpack()

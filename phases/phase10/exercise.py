@@ -1,10 +1,11 @@
 """Phase 10, Multi-GPU: the starter. Each task is a `raise NotImplementedError` to replace.
 
-Task 1, 26 points. Deal: deal, deal_heads, ShardPlan.part
-Task 2, 34 points. Sums and slices: RowParallel.forward, VocabularyEmbedding.forward, VocabularyHead.forward
-Task 3, 12 points. Stages: FromPreviousStage.forward, ToNextStage.forward, Ranks.deliver
+Task 1, 24 points. Deal: deal, deal_heads, ShardPlan.part
+Task 2, 32 points. Sums and slices: RowParallel.forward, VocabularyEmbedding.forward, VocabularyHead.forward
+Task 3, 8 points. Stages: FromPreviousStage.forward, ToNextStage.forward, Ranks.deliver
 Task 4, 8 points. Each reads its own: read_part, fill
-Task 5, 20 points. One decides: Engine.forward, Ranks.announce, Ranks.next_step
+Task 5, 28 points. One decides: Engine.forward, Ranks.announce, Ranks.next_step, Replicas.least_loaded,
+    Replica.take_back
 
 Copy it (`minfer start 10`), write, then look what is right: `minfer check 10`, or
 `pytest tests/phase10 --engine work/phase10.py`. Hints: `minfer hint 10 1`.
@@ -19,21 +20,26 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as AbcSequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from multiprocessing.connection import wait
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from phase10_given import (
+    CORES,
     GPT_2,
+    GRACE_SECONDS,
     GRANULES,
     IDLE,
     LAYER,
     LLAMA,
     LOAD_SECONDS,
     LOCAL,
+    START_SECONDS,
     Communication,
+    GlooGroup,
     Home,
     Job,
     Kind,
@@ -42,12 +48,16 @@ from phase10_given import (
     ParallelOptions,
     Part,
     Place,
-    Processes,
-    Replica,
+    Process,
     StepMessage,
+    Take,
+    TakeBack,
+    Tell,
     Threads,
+    Told,
     TorchGroup,
     TorchrunOthers,
+    Voice,
     _engines,
     channels,
     device_of,
@@ -58,7 +68,9 @@ from phase10_given import (
     place,
     quantized,
     require_distributed,
-    started,
+    run,
+    run_on,
+    run_replica,
 )
 from torch import Tensor, nn
 
@@ -66,6 +78,7 @@ from minfer.core.batch import ForwardBatch
 from minfer.core.checkpoint import Checkpoint, StoredTensor, TensorSource
 from minfer.core.config import ModelConfig
 from minfer.core.device import Device
+from minfer.core.entry import find
 from minfer.core.errors import CheckpointError, OptionsError
 from minfer.core.gpt2 import GPT2
 from minfer.core.group import Group, RankError, World
@@ -307,6 +320,140 @@ class Ranks:
             group.leave()
 
 
+# ==== phase10/meeting.py ============================================================================================
+# Meeting: where a rank has its device, and how it meets the others and gets its groups.
+
+
+def connect(
+    store: Any,
+    place: Place,
+    device: Device,
+    patience: float,
+    host: str,
+    local: int,
+    others: Others | None = None,
+    say: Callable[[str], None] = lambda what: None,
+) -> Ranks:
+    """Meet the other ranks in `store` and make the groups; `local` ranks are on this machine, known as `host`.
+
+    Called on all ranks, which need not be there yet. On the CPU all goes through Gloo; tensors on GPUs through NCCL,
+    and what the host must know of a step through Gloo.
+    """
+    all_ranks = gloo(store, "world", place.rank, place.world, host, patience)
+    host_group = GlooGroup(all_ranks, patience if place.rank == 0 else IDLE)
+    stage = (f"stage{place.stage}", place.part, place.parts)
+    if device.torch_device.type == "cpu":
+        parts = gloo(store, *stage, host, patience) if place.stages > 1 else all_ranks
+        groups: tuple[TorchGroup, ...] = (GlooGroup(all_ranks, patience), GlooGroup(parts, patience))
+    else:
+        made = nccl(store, "nccl-world", place.rank, place.world, patience), nccl(store, *stage, patience)
+        groups = (TorchGroup(made[0], patience), TorchGroup(made[1], patience))
+    return Ranks(place, device, (*groups, host_group), local, others, say)  # type: ignore[arg-type]
+
+
+# ==== phase10/processes.py ==========================================================================================
+# Processes: the other ranks as processes that rank 0 has started: their signs of life, their errors, their end.
+#
+# Each has a pipe to read from, through which rank 0 holds it: when that closes, by whatever end of rank 0, it leaves. On
+# its standard output it says, a JSON line each, what it has done; what else it prints goes to a file, for its last words.
+
+
+class Processes(Others):
+    """All other ranks' processes, on this machine; all ranks share evenly the cores and threads that this process had.
+
+    Each has cores of its own: all wait for the slowest twice in a layer, and where two of them take turns on one core
+    while another is free, that is as long as the scheduler lets each have it.
+    """
+
+    def __init__(self, job: Job, main: Callable[[], None], world: int, patience: float) -> None:
+        self.patience = patience
+        self.threads_before = torch.get_num_threads()
+        self.threads = max(1, self.threads_before // world)
+        torch.set_num_threads(self.threads)
+        run_on(share(CORES, 0, world))
+        self.all: list[Process] = []
+        try:
+            for rank in range(1, world):
+                cores = share(CORES, rank, world)
+                self.all.append(Process(replace(job, rank=rank), main, self.threads, cores=cores))
+        except BaseException:
+            self.end()
+            raise
+
+    def started(self) -> None:
+        """Wait until all are there."""
+        try:
+            self.wait_for("started", START_SECONDS)
+        except RankError as error:
+            raise self.blame(error) from error
+
+    def loaded(self) -> None:
+        """As `Others`; each tensor that a rank has read is a sign of life."""
+        self.wait_for("loaded", self.patience)
+
+    def wait_for(self, what: str, patience: float) -> None:
+        """Until all have said `what`, as long as none fails and none is silent for `patience` seconds."""
+        since = time.monotonic()
+        while waiting := [process for process in self.all if what not in process.said]:
+            silent = [p for p in waiting if time.monotonic() - max(p.heard, since) > patience]
+            if any(process.is_dead for process in self.all) or silent:
+                late = (silent or waiting)[0].rank
+                raise RankError(f"rank {late} has not {what}, and said nothing for {patience:g} s")
+            time.sleep(0.005)
+
+    def blame(self, error: RankError) -> RankError:
+        """As `Others`: whoever has failed of itself; else who died; else all hang, as `error` says."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        while not any(p.is_dead for p in self.all) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        while not any(p.is_cause or p.popen.poll() for p in self.all) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        dead = sorted((p for p in self.all if p.is_dead), key=lambda p: (bool(p.error), not p.is_cause))
+        causes = [p for p in dead if p.is_cause] or [p for p in dead if not p.error] or dead
+        if causes:
+            return RankError(causes[0].obituary())
+        return RankError(f"no rank has failed, but one gave no answer for {self.patience:g} s (rank_timeout): {error}")
+
+    def end(self) -> None:
+        """As `Others`."""
+        processes, self.all = self.all, []
+        for process in processes:
+            process.let_go()
+        for process in processes:
+            process.bury(patience=1.0)
+        if processes:
+            torch.set_num_threads(self.threads_before)
+            run_on(CORES)
+
+
+def share(cores: AbcSequence[int], rank: int, world: int) -> AbcSequence[int]:
+    """The cores of a rank, as even as can be; all of them if there are not enough for each to have its own."""
+    own = deal(len(cores), rank, world)
+    return cores[own.start : own.stop] if len(cores) >= world else cores
+
+
+# ==== phase10/worker.py =============================================================================================
+# What the process of a rank that is not the first runs: `run_rank`, started by `Processes`.
+#
+# It reads its job from standard input, serves until that closes, and says on standard output what it has done.
+
+
+def work(job: Job, voice: Voice) -> None:
+    """Load the rank's shard and serve."""
+    voice.say("started")
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    place, device = Place.of(job.rank, job.parts, job.stages), device_of(job.options["device"], job.rank)
+    store = dist.TCPStore(LOCAL, job.port, is_master=False)
+    ranks = connect(store, place, device, job.patience, LOCAL, place.world, say=voice.say)
+    engine = find(*job.engine).load(job.model, **{**job.options, "ranks": ranks})
+    engine.serve()
+
+
+def run_rank() -> None:
+    """The whole of a rank's process."""
+    run(work)
+
+
 # ==== phase10/launcher.py ===========================================================================================
 # Launchers: where the other ranks come from: processes that this one starts, or those that torchrun has started.
 
@@ -331,7 +478,7 @@ class ProcessLauncher(Launcher):
             device_of(checked.device, rank)  # not there: refused here
         store = dist.TCPStore(LOCAL, 0, is_master=True, wait_for_workers=False)
         job = Job.of(engine_cls, model, options, checked, store.port)
-        others = Processes(job, place.world, checked.rank_timeout)
+        others = Processes(job, run_rank, place.world, checked.rank_timeout)
         try:
             others.started()
             return connect(store, place, device, checked.rank_timeout, LOCAL, place.world, others)
@@ -403,33 +550,6 @@ def launcher_of(wanted: Any) -> Launcher:
     if wanted not in launchers:
         raise OptionsError(f"ranks = {wanted!r}: use auto, processes or torchrun")
     return launchers[wanted]()
-
-
-def connect(
-    store: Any,
-    place: Place,
-    device: Device,
-    patience: float,
-    host: str,
-    local: int,
-    others: Others | None = None,
-    say: Callable[[str], None] = lambda what: None,
-) -> Ranks:
-    """Meet the other ranks in `store` and make the groups; `local` ranks are on this machine, known as `host`.
-
-    Called on all ranks, which need not be there yet. On the CPU all goes through Gloo; tensors on GPUs through NCCL,
-    and what the host must know of a step through Gloo.
-    """
-    stage = f"stage{place.stage}"
-    all_ranks = gloo(store, "world", place.rank, place.world, host, patience)
-    if device.torch_device.type == "cpu":
-        world, tensor = all_ranks, gloo(store, stage, place.part, place.parts, host, patience)
-    else:
-        world = nccl(store, "nccl-world", place.rank, place.world, patience)
-        tensor = nccl(store, f"nccl-{stage}", place.part, place.parts, patience)
-    idle = TorchGroup(all_ranks, patience if place.rank == 0 else IDLE)
-    groups = (TorchGroup(world, patience), TorchGroup(tensor, patience), idle)
-    return Ranks(place, device, groups, local, others, say)
 
 
 # ==== phase10/parallel_layers.py ====================================================================================
@@ -550,6 +670,69 @@ def quantize_head(model: Any, scheme: Scheme) -> None:
 # Each may be dealt to ranks of its own. A request goes to whoever has the fewest, when one has room.
 
 
+class Replica:
+    """One of the others, as this process sees it; `given` are the requests that it has and that are not finished."""
+
+    def __init__(self, number: int, process: Process, link: Connection) -> None:
+        self.number, self.process, self.link = number, process, link
+        self.given: dict[int, Sequence] = {}
+        self.handed: dict[int, float] = {}
+        self.heard = time.monotonic()
+        self.unread: list[Any] = []  # messages that came while another was waited for
+
+    def take(self, sequence: Sequence, eos_token_ids: tuple[int, ...], now: float) -> None:
+        """Hand a request over. Raises `RankError`."""
+        if not self.given:
+            self.heard = time.monotonic()
+        self.given[sequence.id], self.handed[sequence.id] = sequence, now
+        self.send(Take.of(sequence, eos_token_ids))
+
+    def take_back(self, request_id: int) -> Sequence | None:
+        """A request that nobody waits for any longer; None if it has no such request."""
+        raise NotImplementedError("P10 task 5: Replica.take_back")
+
+    def tell(self, method: str) -> Any:
+        """What a method of its engine returns, at the end of its step."""
+        self.send(Tell(method))
+        while True:
+            message = self.receive()
+            if isinstance(message, Told):
+                return message.value
+            self.unread.append(message)
+
+    def advance(self, now: float) -> list[Sequence]:
+        """Take in what it has said. Returns the requests that advanced, or failed."""
+        while self.link.poll(0):
+            self.unread.append(self.receive())
+        messages, self.unread = self.unread, []
+        advanced = []
+        for new in (one for message in messages for one in message):
+            sequence = self.given.get(new.id)
+            if sequence is None:  # taken back meanwhile
+                continue
+            new.apply(sequence, self.handed[new.id], now)
+            advanced.append(sequence)
+            if sequence.finished:
+                del self.given[new.id], self.handed[new.id]
+        return list(dict.fromkeys(advanced))  # some may have made more than one step meanwhile
+
+    def send(self, message: Any) -> None:
+        """Raises `RankError` if it is gone."""
+        try:
+            self.link.send(message)
+        except OSError as error:
+            raise RankError(f"replica {self.number} cannot be reached: {error}") from error
+
+    def receive(self) -> Any:
+        """Raises `RankError` if it is gone."""
+        try:
+            message = self.link.recv()
+        except (EOFError, OSError) as error:
+            raise RankError(f"replica {self.number} cannot be reached: {error}") from error
+        self.heard = time.monotonic()
+        return message
+
+
 class Replicas:
     """All others. Invariant: a request is in this process's queue or scheduler, or `given` to just one of these."""
 
@@ -598,8 +781,7 @@ class Replicas:
 
     def least_loaded(self, own: int) -> Replica | None:
         """Who has the fewest requests; None: this process, which has `own` of them."""
-        fewest = min(self.all, key=lambda replica: len(replica.given))
-        return fewest if len(fewest.given) < own else None
+        raise NotImplementedError("P10 task 5: Replicas.least_loaded")
 
     def advance(self, now: float, block: bool) -> list[Sequence]:
         """What is new. `block`: wait until something is, or nobody has anything to do. Raises `RankError`."""
@@ -633,6 +815,15 @@ class Replicas:
         for replica in self.all:
             replica.process.bury(patience=1.0)
         torch.set_num_threads(self.threads_before)
+
+
+def started(number: int, engine_cls: type, model: str, options: dict[str, Any], checked: Any, threads: int) -> Replica:
+    """Start a replica's process, with one end of a connection."""
+    ours, theirs = Pipe()
+    job = Job.of(engine_cls, model, options, checked, port=theirs.fileno(), rank=number)
+    process = Process(job, run_replica, threads, keep=[theirs.fileno()])
+    theirs.close()
+    return Replica(number, process, ours)
 
 
 # ==== phase10/replicated.py =========================================================================================

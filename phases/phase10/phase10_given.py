@@ -5,21 +5,22 @@ import json
 import os
 import pickle
 import re
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
 from itertools import count
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,14 +34,181 @@ from minfer.core.attention import Attention
 from minfer.core.batch import ForwardBatch
 from minfer.core.checkpoint import TensorSource
 from minfer.core.device import Device
-from minfer.core.errors import DeviceError, OptionsError
+from minfer.core.entry import can_be_found, command, find, place_of
+from minfer.core.errors import DeviceError, MinferError, OptionsError
 from minfer.core.group import Group, RankError, World
 from minfer.core.options import at_least, option
 from minfer.core.params import SamplingParams
-from minfer.core.sequence import Sequence
+from minfer.core.sampling import TokenLogprob
+from minfer.core.sequence import FinishReason, Sequence
 from minfer.core.tokenizer import Tokenizer
 from minfer.phase9 import PagedStep, PerChannel, QuantizedLinear
 from minfer.phase9 import StreamOptions as PreviousOptions
+
+# ==== phase10/torch_group.py ========================================================================================
+# TorchGroup: a group over one `torch.distributed` process group, Gloo or NCCL, that belongs to one engine only.
+#
+# The process groups are made here from a store, not by `init_process_group`, which knows one world per process: so two
+# engines can live side by side.
+
+
+IDLE = 10 * 365 * 86400.0
+"""Seconds that a rank waits for the next step: for ever."""
+
+
+def require_distributed() -> None:
+    """Raise `DeviceError` where torch was built without `torch.distributed`."""
+    if not dist.is_available():
+        raise DeviceError(
+            "this torch was built without torch.distributed, which tensor_parallel and pipeline_parallel need: "
+            "install another build, or load with 1 of each"
+        )
+
+
+class TorchGroup(Group):
+    """Operations on `made`, which fail after `patience` seconds without an answer of the others (NCCL: as made)."""
+
+    def __init__(self, made: Any, patience: float) -> None:
+        self.made: Any = made
+        self.seconds = 0.0  # that this host has spent in operations; GPUs work on beside it
+        self.rank, self.size = made.rank(), made.size()
+        self.patience = timedelta(seconds=patience)
+        from torch._C._distributed_c10d import AllgatherOptions  # absent where torch.distributed is
+
+        self.reducing, self.gathering = dist.AllreduceOptions(), AllgatherOptions()
+        self.spreading = dist.BroadcastOptions()
+        for options in (self.reducing, self.gathering, self.spreading):
+            options.timeout = self.patience
+
+    def reduced(self, x: Tensor) -> Tensor:
+        """As `Group`."""
+        self._do("all_reduce", lambda: [self.made.allreduce([x], self.reducing)])
+        return x
+
+    def gathered(self, x: Tensor, into: Tensor) -> Tensor:
+        """As `Group`."""
+        parts = list(into.unbind(0))
+        self._do("all_gather", lambda: [self.made.allgather([parts], [x.contiguous()], self.gathering)])
+        return into
+
+    def spread(self, x: Tensor, source: int) -> Tensor:
+        """As `Group`."""
+        self.spreading.rootRank = source
+        self._do("broadcast", lambda: [self.made.broadcast([x], self.spreading)])
+        return x
+
+    def sent(self, x: Tensor, to: int) -> None:
+        """As `Group`."""
+        self._do(f"send to rank {to}", lambda: [self.made.send([x], to, 0)])
+
+    def received(self, x: Tensor, source: int) -> Tensor:
+        """As `Group`."""
+        self._do(f"receive from rank {source}", lambda: [self.made.recv([x], source, 0)])
+        return x
+
+    def leave(self) -> None:
+        """Let go of the connections now: at the end of the interpreter, torch ends the process over broken ones."""
+        made, self.made = self.made, None
+        if hasattr(made, "abort"):
+            made.abort()
+
+    def _do(self, what: str, start: Callable[[], list[Any]]) -> None:
+        """Start something, and wait until all of it is done."""
+        if self.made is None:
+            raise RankError(f"rank {self.rank} of {self.size} has left the others: no {what}")
+        began = time.perf_counter()
+        try:
+            for work in start():
+                work.wait(self.patience)
+        except RuntimeError as error:
+            raise RankError(f"rank {self.rank} of {self.size} in {what}: {error}") from error
+        self.seconds += time.perf_counter() - began
+
+
+def nccl(store: Any, name: str, rank: int, size: int, patience: float) -> Any:
+    """An NCCL process group for tensors on NVIDIA cards. Raises `DeviceError` where torch has no NCCL."""
+    if not dist.is_nccl_available():
+        raise DeviceError("this torch was built without NCCL, which several GPUs need: use a CUDA build, or device=cpu")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=patience)
+    return dist.ProcessGroupNCCL(dist.PrefixStore(name, store), rank, size, options)
+
+
+# ==== phase10/gloo_group.py =========================================================================================
+# GlooGroup: a group over Gloo, set up for steps whose messages are a few kB and of which there are two in a layer.
+#
+# A collective of Gloo's takes a thread of its own per rank, and for a sum two rounds; a small message is better sent to
+# everyone at once, by the thread that has it. And a thread of Gloo's reads what comes in. See `make_way`.
+
+
+SMALL = 2**17
+"""Bytes of a message up to which the time it takes is not that of its bytes."""
+
+THREADS = Path("/proc/self/task")
+
+
+class GlooGroup(TorchGroup):
+    """Operations over Gloo. All ranks sum in the same order, so results are the same bit by bit."""
+
+    def reduced(self, x: Tensor) -> Tensor:
+        """As `Group`."""
+        if x.nbytes > SMALL:
+            return super().reduced(x)
+        return torch.sum(self._exchanged("all_reduce", x, x.new_empty(self.size, *x.shape)), 0, out=x)
+
+    def gathered(self, x: Tensor, into: Tensor) -> Tensor:
+        """As `Group`."""
+        return self._exchanged("all_gather", x.contiguous(), into) if x.nbytes <= SMALL else super().gathered(x, into)
+
+    def spread(self, x: Tensor, source: int) -> Tensor:
+        """As `Group`."""
+        if x.nbytes > SMALL:
+            return super().spread(x, source)
+        if self.rank == source:
+            self._do("broadcast", lambda: [self.made.send([x], other, 0) for other in self._others])
+        else:
+            self._do("broadcast", lambda: [self.made.recv([x], source, 0)])
+        return x
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    def _exchanged(self, what: str, x: Tensor, into: Tensor) -> Tensor:
+        """Everyone's `x`, in the order of ranks, in `into`: all are sent and received at the same time."""
+        into[self.rank] = x
+        receive = lambda: [self.made.recv([into[other]], other, 0) for other in self._others]  # noqa: E731
+        self._do(what, lambda: [*receive(), *(self.made.send([x], other, 0) for other in self._others)])
+        return into
+
+
+def gloo(store: Any, name: str, rank: int, size: int, host: str, patience: float) -> Any:
+    """A Gloo process group for tensors on the CPU, reached under `host` by the others."""
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    before = threads()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = timedelta(seconds=patience)
+    make_way(threads() - before)
+    return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
+
+
+def threads() -> set[int]:
+    """The ids of this process's threads, where the system tells."""
+    return {int(entry.name) for entry in THREADS.iterdir()} if THREADS.exists() else set()
+
+
+def make_way(readers: set[int]) -> None:
+    """Let no thread that reads what comes in interrupt another of this process when something comes.
+
+    Who sends holds the connection's lock. Its message wakes the reader of the rank that gets it; an answer wakes this
+    one's. If that takes the core of the sender, it finds the lock taken, and asks again and again, without sleeping,
+    until the scheduler's next tick, 4 ms later: some twenty times as long as the message takes. A thread of Linux's
+    batch class waits until the core is free.
+    """
+    for thread in readers:
+        with suppress(OSError):  # it is not allowed everywhere, and only a matter of speed
+            os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+
 
 # ==== phase10/shard_plan.py =========================================================================================
 # ShardPlan: which slice of which parameter belongs to which rank.
@@ -267,6 +435,21 @@ class Others(ABC):
         """Leave none behind; idempotent."""
 
 
+# ==== phase10/meeting.py ============================================================================================
+# Meeting: where a rank has its device, and how it meets the others and gets its groups.
+
+
+LOCAL = "127.0.0.1"
+
+
+def device_of(wanted: Any, local_rank: int) -> Device:
+    """The device of a rank: the CPU for all, or one GPU each from the one that was asked for on."""
+    device = Device.get(wanted)
+    if device.torch_device.type == "cpu":
+        return device
+    return Device.get(f"{device.torch_device.type}:{(device.torch_device.index or 0) + local_rank}")
+
+
 # ==== phase10/processes.py ==========================================================================================
 # Processes: the other ranks as processes that rank 0 has started: their signs of life, their errors, their end.
 #
@@ -280,8 +463,8 @@ START_SECONDS = 60.0
 GRACE_SECONDS = 2.0
 """After the first sign of trouble, within which a failed rank must have said what it died of; the others are told."""
 
-WORKER = "minfer.phase10.worker"
-"""The module that a rank's process runs."""
+CORES: Items[int] = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
+"""Those that this process may run on; unknown on macOS."""
 
 LAST_WORDS = 2000  # characters
 
@@ -290,7 +473,7 @@ LAST_WORDS = 2000  # characters
 class Job:
     """What a rank is to do."""
 
-    engine: tuple[str, str]  # module and class
+    engine: tuple[str, str, str]  # module, its file, class
     model: str
     options: dict[str, Any]
     parts: int
@@ -301,12 +484,13 @@ class Job:
 
     @classmethod
     def of(cls, engine_cls: type, model: str, options: dict[str, Any], checked: Any, port: int, rank: int = 0) -> "Job":
-        """The job of all ranks. They run minfer's own class that `engine_cls` is made of."""
-        base = next(c for c in engine_cls.__mro__ if c.__module__.startswith("minfer.phase"))
+        """The job of all ranks. They run `engine_cls`, or what it is made of that other processes can find."""
+        base = next((c for c in engine_cls.__mro__ if can_be_found(c)), None)
+        if base is None:
+            raise OptionsError(f"{engine_cls.__name__} is in no .py file, in which the other ranks could find it")
         kept = {"device": checked.device, **{name: value for name, value in options.items() if name != "ranks"}}
         parts, stages = checked.tensor_parallel, checked.pipeline_parallel
-        engine = (base.__module__, base.__name__)
-        return cls(engine, str(model), kept, parts, stages, port, checked.rank_timeout, rank)
+        return cls(place_of(base), str(model), kept, parts, stages, port, checked.rank_timeout, rank)
 
     def packed(self) -> bytes:
         """One line. Raises `OptionsError` for an option that is a live object."""
@@ -323,9 +507,19 @@ class Job:
 
 
 class Process:
-    """One rank's process, or a replica's. `keep`: open files that it inherits."""
+    """One rank's process, or a replica's: `main` is all that it runs.
 
-    def __init__(self, job: Job, threads: int, module: str = "", keep: Items[int] = ()) -> None:
+    `keep`: open files that it inherits; `cores`: those that it may run on.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        main: Callable[[], None],
+        threads: int,
+        keep: Items[int] = (),
+        cores: Items[int] = CORES,
+    ) -> None:
         self.rank = job.rank
         self.said: set[str] = set()
         self.error = ""
@@ -334,13 +528,14 @@ class Process:
         self.printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process is buried)
         packed = job.packed()
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", module or WORKER],
+            command(main),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.printed,
             env=environment(threads),
             pass_fds=keep,
         )
+        run_on(cores, self.popen.pid)  # before it has any other threads
         assert self.popen.stdin is not None
         self.popen.stdin.write(packed)
         self.popen.stdin.flush()
@@ -394,65 +589,11 @@ class Process:
         self.printed.close()
 
 
-class Processes(Others):
-    """All other ranks' processes, on this machine; all ranks share evenly the threads that this process had."""
-
-    def __init__(self, job: Job, world: int, patience: float) -> None:
-        self.patience = patience
-        self.threads_before = torch.get_num_threads()
-        self.threads = max(1, self.threads_before // world)
-        torch.set_num_threads(self.threads)
-        self.all: list[Process] = []
-        try:
-            for rank in range(1, world):
-                self.all.append(Process(replace(job, rank=rank), self.threads))
-        except BaseException:
-            self.end()
-            raise
-
-    def started(self) -> None:
-        """Wait until all are there."""
-        try:
-            self.wait_for("started", START_SECONDS)
-        except RankError as error:
-            raise self.blame(error) from error
-
-    def loaded(self) -> None:
-        """As `Others`; each tensor that a rank has read is a sign of life."""
-        self.wait_for("loaded", self.patience)
-
-    def wait_for(self, what: str, patience: float) -> None:
-        """Until all have said `what`, as long as none fails and none is silent for `patience` seconds."""
-        since = time.monotonic()
-        while waiting := [process for process in self.all if what not in process.said]:
-            silent = [p for p in waiting if time.monotonic() - max(p.heard, since) > patience]
-            if any(process.is_dead for process in self.all) or silent:
-                late = (silent or waiting)[0].rank
-                raise RankError(f"rank {late} has not {what}, and said nothing for {patience:g} s")
-            time.sleep(0.005)
-
-    def blame(self, error: RankError) -> RankError:
-        """As `Others`: whoever has failed of itself; else who died; else all hang, as `error` says."""
-        deadline = time.monotonic() + GRACE_SECONDS
-        while not any(p.is_dead for p in self.all) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        while not any(p.is_cause or p.popen.poll() for p in self.all) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        dead = sorted((p for p in self.all if p.is_dead), key=lambda p: (bool(p.error), not p.is_cause))
-        causes = [p for p in dead if p.is_cause] or [p for p in dead if not p.error] or dead
-        if causes:
-            return RankError(causes[0].obituary())
-        return RankError(f"no rank has failed, but one gave no answer for {self.patience:g} s (rank_timeout): {error}")
-
-    def end(self) -> None:
-        """As `Others`."""
-        processes, self.all = self.all, []
-        for process in processes:
-            process.let_go()
-        for process in processes:
-            process.bury(patience=1.0)
-        if processes:
-            torch.set_num_threads(self.threads_before)
+def run_on(cores: Items[int], process: int = 0) -> None:
+    """Let a process that has one thread yet, or this thread (0) and those that it starts, run on these cores only."""
+    if cores:
+        with suppress(OSError):  # it has ended, or may not: it is only a matter of speed
+            os.sched_setaffinity(process, cores)
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -463,106 +604,70 @@ def environment(threads: int) -> dict[str, str]:
     return {**{k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}, **ours}
 
 
-# ==== phase10/torch_group.py ========================================================================================
-# TorchGroup: a group over one `torch.distributed` process group, Gloo or NCCL, that belongs to one engine only.
+# ==== phase10/worker.py =============================================================================================
+# What the process of a rank that is not the first runs: `run_rank`, started by `Processes`.
 #
-# The process groups are made here from a store, not by `init_process_group`, which knows one world per process: so two
-# engines can live side by side.
+# It reads its job from standard input, serves until that closes, and says on standard output what it has done.
 
 
-IDLE = 10 * 365 * 86400.0
-"""Seconds that a rank waits for the next step: for ever."""
+class Voice:
+    """Standard output as rank 0 hears it: JSON lines. Whatever else prints goes to standard error."""
 
+    def __init__(self) -> None:
+        self.stream = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
 
-def require_distributed() -> None:
-    """Raise `DeviceError` where torch was built without `torch.distributed`."""
-    if not dist.is_available():
-        raise DeviceError(
-            "this torch was built without torch.distributed, which tensor_parallel and pipeline_parallel need: "
-            "install another build, or load with 1 of each"
-        )
-
-
-class TorchGroup(Group):
-    """Operations on `made`, which fail after `patience` seconds without an answer of the others (NCCL: as made)."""
-
-    def __init__(self, made: Any, patience: float) -> None:
-        self.made: Any = made
-        self.seconds = 0.0  # that this host has spent in operations; GPUs work on beside it
-        self.rank, self.size = made.rank(), made.size()
-        self.patience = timedelta(seconds=patience)
-        from torch._C._distributed_c10d import AllgatherOptions  # absent where torch.distributed is
-
-        self.reducing, self.gathering = dist.AllreduceOptions(), AllgatherOptions()
-        self.spreading = dist.BroadcastOptions()
-        for options in (self.reducing, self.gathering, self.spreading):
-            options.timeout = self.patience
-
-    def reduced(self, x: Tensor) -> Tensor:
-        """As `Group`."""
-        self._do("all_reduce", lambda: self.made.allreduce([x], self.reducing))
-        return x
-
-    def gathered(self, x: Tensor, into: Tensor) -> Tensor:
-        """As `Group`."""
-        parts = list(into.unbind(0))
-        self._do("all_gather", lambda: self.made.allgather([parts], [x.contiguous()], self.gathering))
-        return into
-
-    def spread(self, x: Tensor, source: int) -> Tensor:
-        """As `Group`."""
-        self.spreading.rootRank = source
-        self._do("broadcast", lambda: self.made.broadcast([x], self.spreading))
-        return x
-
-    def sent(self, x: Tensor, to: int) -> None:
-        """As `Group`."""
-        self._do(f"send to rank {to}", lambda: self.made.send([x], to, 0))
-
-    def received(self, x: Tensor, source: int) -> Tensor:
-        """As `Group`."""
-        self._do(f"receive from rank {source}", lambda: self.made.recv([x], source, 0))
-        return x
-
-    def leave(self) -> None:
-        """Let go of the connections now: at the end of the interpreter, torch ends the process over broken ones."""
-        made, self.made = self.made, None
-        if hasattr(made, "abort"):
-            made.abort()
-
-    def _do(self, what: str, start: Any) -> None:
-        if self.made is None:
-            raise RankError(f"rank {self.rank} of {self.size} has left the others: no {what}")
-        began = time.perf_counter()
+    def say(self, what: str, **more: Any) -> None:
+        """One line; rank 0 may be gone."""
         try:
-            start().wait(self.patience)
-        except RuntimeError as error:
-            raise RankError(f"rank {self.rank} of {self.size} in {what}: {error}") from error
-        self.seconds += time.perf_counter() - began
+            self.stream.write(json.dumps({"said": what, **more}) + "\n")
+            self.stream.flush()
+        except OSError:
+            os._exit(1)
 
 
-def gloo(store: Any, name: str, rank: int, size: int, host: str, patience: float) -> Any:
-    """A Gloo process group for tensors on the CPU, reached under `host` by the others."""
-    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = timedelta(seconds=patience)
-    return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
+def leave_with_parent(parent: int) -> None:
+    """End this process, wherever it is, when rank 0 closes the pipe or is gone."""
+    while os.getppid() == parent:
+        ready, _, _ = select.select([0], [], [], 1.0)
+        if ready and not os.read(0, 1):
+            break
+    os._exit(0)
 
 
-def nccl(store: Any, name: str, rank: int, size: int, patience: float) -> Any:
-    """An NCCL process group for tensors on NVIDIA cards. Raises `DeviceError` where torch has no NCCL."""
-    if not dist.is_nccl_available():
-        raise DeviceError("this torch was built without NCCL, which several GPUs need: use a CUDA build, or device=cpu")
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=patience)
-    return dist.ProcessGroupNCCL(dist.PrefixStore(name, store), rank, size, options)
+def read_line() -> bytes:
+    """The job; unbuffered, since another thread reads on."""
+    line = b""
+    while not line.endswith(b"\n"):
+        some = os.read(0, 65536)
+        if not some:
+            os._exit(0)
+        line += some
+    return line
+
+
+def run(work: Callable[[Job, Voice], None]) -> None:
+    """Do the job that comes, and end the process. 0: rank 0 has ended; 1: something has failed, and rank 0 was told."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which then closes the pipe
+    voice, parent = Voice(), os.getppid()
+    job = Job.unpacked(read_line())
+    threading.Thread(target=leave_with_parent, args=(parent,), daemon=True).start()
+    try:
+        work(job, voice)
+    except RankError as error:
+        voice.say("failed", error=str(error))
+    except BaseException:
+        voice.say("failed", error=traceback.format_exc(), is_cause=True)
+    else:
+        os._exit(0)
+    sys.stderr.flush()
+    os._exit(1)
 
 
 # ==== phase10/launcher.py ===========================================================================================
 # Launchers: where the other ranks come from: processes that this one starts, or those that torchrun has started.
 
 
-LOCAL = "127.0.0.1"
 LOAD_SECONDS = 600.0
 """Within which torchrun's ranks must have loaded; of processes of our own, rank 0 hears more."""
 
@@ -607,14 +712,6 @@ class TorchrunOthers(Others):
 
     def end(self) -> None:
         """They leave when they are told, or when they lose this one."""
-
-
-def device_of(wanted: Any, local_rank: int) -> Device:
-    """The device of a rank: the CPU for all, or one GPU each from the one that was asked for on."""
-    device = Device.get(wanted)
-    if device.torch_device.type == "cpu":
-        return device
-    return Device.get(f"{device.torch_device.type}:{(device.torch_device.index or 0) + local_rank}")
 
 
 # ==== phase10/parallel_layers.py ====================================================================================
@@ -707,6 +804,111 @@ class Told(NamedTuple):
     value: Any
 
 
+class Advance(NamedTuple):
+    """What is new of a request: tokens that were drawn, or how it failed.
+
+    `waited` is from its arrival in the replica to the first step that had it: a duration, since clocks of two
+    processes are not compared.
+    """
+
+    id: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprob]
+    prompt_logprobs: list[TokenLogprob | None] | None
+    waited: float
+    drawing: float | None
+    error: Exception | None
+
+    @classmethod
+    def of(cls, sequence: Sequence, told: int) -> "Advance":
+        """What is new since `told` tokens were told of."""
+        stamps = sequence.timestamps
+        waited = (stamps.scheduled or stamps.arrived) - stamps.arrived
+        new = (sequence.output_ids[told:], sequence.logprobs[told:])
+        return cls(sequence.id, *new, sequence.prompt_logprobs, waited, stamps.drawing, portable(sequence.error))
+
+    def apply(self, sequence: Sequence, handed: float, now: float) -> None:
+        """Let the request that was handed over at `handed` know of it at `now`: each token by the same stop rules."""
+        stamps = sequence.timestamps
+        if stamps.scheduled is None:
+            stamps.scheduled = min(now, handed + self.waited)
+            stamps.drawing = self.drawing or 0.0
+            sequence.prompt_logprobs = self.prompt_logprobs
+        sequence.logprobs += self.logprobs
+        for token_id in self.token_ids:
+            sequence.append(token_id, now)
+        if self.error is not None:
+            sequence.error = self.error
+            sequence.finish(FinishReason.ABORT, now)
+
+
+def portable(error: Exception | None) -> Exception | None:
+    """An error that can be said; one that cannot, in words."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return MinferError(f"{type(error).__name__}: {error}")
+    return error
+
+
+# ==== phase10/replica_worker.py =====================================================================================
+# What the process of a replica that is not the first runs: `run_replica`, started by `Replicas`.
+
+
+class Served:
+    """An engine that answers the requests that come over a connection, and says after each step what is new."""
+
+    def __init__(self, engine: Any, link: Connection) -> None:
+        self.engine, self.link = engine, link
+        self.told: dict[int, int] = {}  # id of a request -> tokens that were told of
+
+    def serve(self) -> None:
+        """Until the connection closes. With nothing to do it waits for what comes."""
+        while True:
+            while self.link.poll(0 if self.told else None):
+                self.hear(self.link.recv())
+            self.say(self.engine.step())
+
+    def hear(self, message: Any) -> None:
+        """Do what is asked."""
+        if isinstance(message, Take):
+            self.told[message.id] = 0
+            self.engine.inbox.append(message.sequence(self.engine.tokenizer, self.engine.device.clock()))
+        elif isinstance(message, TakeBack):
+            self.told.pop(message.id, None)
+            self.engine.abort(message.id)
+        elif isinstance(message, Tell):
+            self.link.send(Told(getattr(self.engine, message.method)()))
+
+    def say(self, advanced: list[Sequence]) -> None:
+        """What is new of these. Raises the error of one of this replica's own ranks: it can answer nobody any more."""
+        lost = next((sequence.error for sequence in advanced if isinstance(sequence.error, RankError)), None)
+        if lost is not None:
+            raise lost
+        new = [Advance.of(sequence, self.told[sequence.id]) for sequence in advanced if sequence.id in self.told]
+        for sequence in advanced:
+            if sequence.finished:
+                self.told.pop(sequence.id, None)
+            elif sequence.id in self.told:
+                self.told[sequence.id] = len(sequence.output_ids)
+        if new:
+            self.link.send(new)
+
+
+def work_as_replica(job: Job, voice: Voice) -> None:
+    """Load the engine, with ranks of its own if asked for, and serve."""
+    voice.say("started")
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    engine = find(*job.engine).load(job.model, **job.options)
+    voice.say("loaded")
+    Served(engine, Connection(job.port)).serve()
+
+
+def run_replica() -> None:
+    """The whole of a replica's process."""
+    run(work_as_replica)
+
+
 # ==== phase10/replicas.py ===========================================================================================
 # Replicas: further engines of the same model, each a process, that answer requests of one engine's queue.
 #
@@ -716,85 +918,8 @@ class Told(NamedTuple):
 # Each may be dealt to ranks of its own. A request goes to whoever has the fewest, when one has room.
 
 
-WORKER = "minfer.phase10.replica_worker"
 LOAD_SECONDS = 600.0
 """Within which a replica must have loaded, and compiled and recorded whatever it does."""
-
-
-class Replica:
-    """One of the others, as this process sees it; `given` are the requests that it has and that are not finished."""
-
-    def __init__(self, number: int, process: Process, link: Connection) -> None:
-        self.number, self.process, self.link = number, process, link
-        self.given: dict[int, Sequence] = {}
-        self.handed: dict[int, float] = {}
-        self.heard = time.monotonic()
-        self.unread: list[Any] = []  # messages that came while another was waited for
-
-    def take(self, sequence: Sequence, eos_token_ids: tuple[int, ...], now: float) -> None:
-        """Hand a request over. Raises `RankError`."""
-        if not self.given:
-            self.heard = time.monotonic()
-        self.given[sequence.id], self.handed[sequence.id] = sequence, now
-        self.send(Take.of(sequence, eos_token_ids))
-
-    def take_back(self, request_id: int) -> Sequence | None:
-        """A request that nobody waits for any longer; None if it has no such request."""
-        sequence = self.given.pop(request_id, None)
-        if sequence is not None:
-            del self.handed[request_id]
-            self.send(TakeBack(request_id))
-        return sequence
-
-    def tell(self, method: str) -> Any:
-        """What a method of its engine returns, at the end of its step."""
-        self.send(Tell(method))
-        while True:
-            message = self.receive()
-            if isinstance(message, Told):
-                return message.value
-            self.unread.append(message)
-
-    def advance(self, now: float) -> list[Sequence]:
-        """Take in what it has said. Returns the requests that advanced, or failed."""
-        while self.link.poll(0):
-            self.unread.append(self.receive())
-        messages, self.unread = self.unread, []
-        advanced = []
-        for new in (one for message in messages for one in message):
-            sequence = self.given.get(new.id)
-            if sequence is None:  # taken back meanwhile
-                continue
-            new.apply(sequence, self.handed[new.id], now)
-            advanced.append(sequence)
-            if sequence.finished:
-                del self.given[new.id], self.handed[new.id]
-        return list(dict.fromkeys(advanced))  # some may have made more than one step meanwhile
-
-    def send(self, message: Any) -> None:
-        """Raises `RankError` if it is gone."""
-        try:
-            self.link.send(message)
-        except OSError as error:
-            raise RankError(f"replica {self.number} cannot be reached: {error}") from error
-
-    def receive(self) -> Any:
-        """Raises `RankError` if it is gone."""
-        try:
-            message = self.link.recv()
-        except (EOFError, OSError) as error:
-            raise RankError(f"replica {self.number} cannot be reached: {error}") from error
-        self.heard = time.monotonic()
-        return message
-
-
-def started(number: int, engine_cls: type, model: str, options: dict[str, Any], checked: Any, threads: int) -> Replica:
-    """Start a replica's process, with one end of a connection."""
-    ours, theirs = Pipe()
-    job = Job.of(engine_cls, model, options, checked, port=theirs.fileno(), rank=number)
-    process = Process(job, threads, WORKER, keep=[theirs.fileno()])
-    theirs.close()
-    return Replica(number, process, ours)
 
 
 # ==== phase10/shard.py ==============================================================================================

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +12,12 @@ from minfer.core.model import RMSNorm
 from minfer.phase10 import Engine, ShardPlan
 from minfer.phase10.parallel_layers import RowParallel, VocabularyEmbedding, VocabularyHead
 from minfer.phase10.ranks import Ranks
+from minfer.phase10.replica_message import Take, TakeBack
 from minfer.phase10.shard_plan import Part
 from tests.mutants import probes
 from tests.mutants.planting import Mutants
 from tests.phase10.dealt import Dealt
+from tests.phase10.test_replicas import asked, running, two
 
 MUTANTS = Mutants(phase=10)
 plant = MUTANTS.plant
@@ -367,3 +370,64 @@ class GoesOn(Engine):
         if self.ranks and self.ranks.decides:
             self.ranks.step = nullcontext
         return super().forward(batch)
+
+
+# ---- replicas --------------------------------------------------------------------------------------------------------
+
+
+def shared_out(engine_cls, lab):
+    """What two replicas answer, and how many of six requests each has."""
+    with two(engine_cls, lab) as (model, engine):
+        answers = [one.token_ids for one in engine.generate(*asked(lab, model))]
+        for _ in range(6):
+            engine.submit([5, 6, 7], lab.params(30))
+        for _ in range(3):
+            engine.step()
+        return answers, running(engine)
+
+
+@plant("P10-13", shared_out)
+class ForgetsTheSeed(Engine):
+    def _take_in(self):
+        for replica in self.replicas.all if self.replicas else ():
+            replica.send = partial(self.without_seed, replica)
+        super()._take_in()
+
+    @staticmethod
+    def without_seed(replica, message):
+        replica.link.send(replace(message, seed=message.id) if isinstance(message, Take) else message)
+
+
+@plant("P10-13", shared_out)
+class FillsItselfFirst(Engine):
+    def _take_in(self):
+        if self.replicas:
+            self.replicas.least_loaded = lambda own: self.replicas.all[0] if own >= self.options.max_batch else None
+        super()._take_in()
+
+
+def after_aborts(engine_cls, lab):
+    """Who still computes when all requests were aborted."""
+    with two(engine_cls, lab) as (_, engine):
+        requests = [engine.submit([5, 6, 7], lab.params(60)) for _ in range(6)]
+        for _ in range(3):
+            engine.step()
+        return [engine.abort(one.id) for one in requests], running(engine)
+
+
+@plant("P10-14", after_aborts)
+class AbortsAtHome(Engine):
+    def abort(self, request_id):
+        replicas, self.replicas = self.replicas, None
+        try:
+            return super().abort(request_id)
+        finally:
+            self.replicas = replicas
+
+
+@plant("P10-14", after_aborts)
+class TellsNobody(Engine):
+    def abort(self, request_id):
+        for replica in self.replicas.all if self.replicas else ():
+            replica.send = lambda message, link=replica.link: isinstance(message, TakeBack) or link.send(message)
+        return super().abort(request_id)

@@ -1,10 +1,10 @@
-"""A rank that fails: `python -m tests.ranks.dying` for minfer's own worker; the environment says how and where."""
+"""A rank that fails: `run_dying` for minfer's own `run_rank`; the environment says how and where."""
 
 import os
 import signal
 import time
 
-from minfer.phase10 import engine, torch_group, worker
+from minfer.phase10 import engine, gloo_group, worker
 
 DIES = "MINFER_TEST_DIES"
 """`how:where`: raises, exits, killed or hangs; start, load, step or collective."""
@@ -30,9 +30,10 @@ def arm(how, where):
     if where == "step":
         engine.StepMessage.batch = lambda *_: fail(how)
     if where == "collective":
-        torch_group.TorchGroup.reduced = lambda *_: fail(how)
+        gloo_group.GlooGroup.reduced = lambda *_: fail(how)
 
 
-if __name__ == "__main__":
+def run_dying():
+    """The whole of its process."""
     arm(*os.environ[DIES].split(":"))
-    worker.main()
+    worker.run_rank()

@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from minfer.phase10 import Engine, RankError, processes
-from tests.ranks.dying import DIES
+from minfer.phase10 import Engine, RankError, launcher
+from tests.ranks.dying import DIES, run_dying
 from tests.ranks.processes import children, gone
 
 SECONDS = 20
@@ -28,7 +28,7 @@ def dying(monkeypatch):
     """Let ranks fail as that says."""
 
     def plant(case):
-        monkeypatch.setattr(processes, "WORKER", "tests.ranks.dying")
+        monkeypatch.setattr(launcher, "run_rank", run_dying)
         monkeypatch.setenv(DIES, case)
 
     return plant

@@ -1,5 +1,7 @@
 """`minfer comm`: its figures are what their definitions say, and every operation is there."""
 
+from dataclasses import replace
+
 import pytest
 
 from minfer.phase10.measurement import OPERATIONS, Figure, Overlap, StepShare, bus_factor
@@ -10,6 +12,7 @@ from tests.ranks.processes import children
     ("operation", "factors"),
     [
         ("AllReduce", (1.0, 4 / 3, 1.5)),
+        ("AllReduce in a step", (1.0, 4 / 3, 1.5)),
         ("AllGather", (1 / 2, 2 / 3, 3 / 4)),
         ("ReduceScatter", (1 / 2, 2 / 3, 3 / 4)),
         ("Broadcast", (1.0, 1.0, 1.0)),
@@ -26,8 +29,11 @@ def test_bus_bandwidth_is_algorithm_bandwidth_times_the_factor(operation, factor
 
 
 def test_a_share_is_of_the_whole_step():
-    share = StepShare(step_seconds=0.02, communication_seconds=0.005, calls=9, alone_seconds=0.015)
+    share = StepShare(0.02, communication_seconds=0.005, calls=9, alone_seconds=0.015, latency=0.0004)
     assert share.share == pytest.approx(0.25)
+    assert share.operation_seconds == pytest.approx(0.0036)
+    assert share.waiting_seconds == pytest.approx(0.0014)
+    assert replace(share, latency=0.001).waiting_seconds == 0
     assert share.speed == pytest.approx(0.75)
 
 
@@ -40,7 +46,7 @@ def test_what_is_hidden_is_a_share_of_the_shorter(both, hidden):
 def test_comm_shows_all_operations_and_the_share_of_a_step(capsys):
     from minfer.cli import main
 
-    code = main(["comm", "--device", "cpu", "--size", "4096", "--model", "tiny"])
+    code = main(["comm", "--device", "cpu", "--size", "4096", "--model", "tiny", "--requests", "2"])
     out = capsys.readouterr().out
     assert code == 0
     for operation in OPERATIONS:
@@ -48,7 +54,7 @@ def test_comm_shows_all_operations_and_the_share_of_a_step(capsys):
     assert out.count("4,096") == len(OPERATIONS) + 1
     words = " ".join(out.split())
     assert "Compute beside communication: an AllReduce of 4,096 bytes takes" in words
-    assert "tiny, a decode step of one request on 2 ranks:" in words
+    assert "tiny, a decode step of 2 requests on 2 ranks:" in words
     # header and payload, the embedding, two in each of 5 layers, and the head's gather
     assert "in 14 operations between ranks" in words
     assert "One rank with the threads of all:" in words

@@ -1,0 +1,48 @@
+"""Random traces on phase 10: rank 0 schedules, shares and preempts; the other ranks' pools must hold the same."""
+
+import pytest
+from hypothesis import event, given, settings
+
+from minfer.course.lockstep import Lockstep
+from minfer.phase10 import Engine
+from tests.traces.test_traces import same_every_time
+from tests.traces.trace import follow, traces
+
+
+class Dealing:
+    """A lab whose engines are dealt to ranks, all of them threads of this process."""
+
+    def __init__(self, lab, tensor, pipeline):
+        self.lab, self.engines, self.folders = lab, [], {}
+        self.dealt = {"tensor_parallel": tensor, "pipeline_parallel": pipeline, "graph_batch": 0}
+
+    def __getattr__(self, name):
+        return getattr(self.lab, name)
+
+    def engine(self, engine_cls, model, tokenizer=None, **options):
+        """Loaded from a file, as it must be to be dealt."""
+        if model.name not in self.folders:
+            self.folders[model.name] = model.save(self.lab.new_folder())
+        dealt = {**self.dealt, "ranks": Lockstep()}
+        self.engines.append(self.lab.load(engine_cls, self.folders[model.name], **dealt, **options))
+        return self.engines[-1]
+
+    def close(self):
+        """The engines, which must have failed nowhere."""
+        for engine in self.engines:
+            engine.close()
+            assert engine.ranks.others.world.failure() == ""
+        self.engines.clear()
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2), (2, 2)])
+@settings(same_every_time, max_examples=15)
+@given(trace=traces)
+def test_every_answer_is_the_one_alone_on_whatever_ranks(lab, tensor, pipeline, trace):
+    dealing = Dealing(lab, tensor, pipeline)
+    try:
+        state = follow(dealing, trace, Engine)
+    finally:
+        dealing.close()
+    event("somebody gave way" if state["preemptions"] else "nobody gave way")
+    event("something was shared" if state["shared_tokens"] else "nothing was shared")
