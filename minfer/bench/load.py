@@ -10,7 +10,7 @@ import json
 import math
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +20,8 @@ import numpy as np
 from minfer.core.latency import gaps, percentile, tpot
 from minfer.phase11.limits import Limits
 
-LIMIT = 2**16  # bytes of one event
+DONE = b"data: [DONE]\n\n"
+Part = tuple[float, bytes]  # when they came, and the bytes
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,10 @@ async def run(plan: Plan) -> list[Result]:
     try:
         async for prompt in _arrivals(plan):
             tasks.append(asyncio.create_task(_within(gate, plan, prompt)))
-        return list(await asyncio.gather(*tasks))
+        answered = await asyncio.gather(*tasks)
     finally:
         gc.unfreeze()
+    return [_heard(result, parts) for result, parts in answered]
 
 
 async def _arrivals(plan: Plan) -> AsyncIterator[Any]:
@@ -83,37 +85,61 @@ async def _arrivals(plan: Plan) -> AsyncIterator[Any]:
         yield prompt
 
 
-async def _within(gate: asyncio.Semaphore, plan: Plan, prompt: Any) -> Result:
+async def _within(gate: asyncio.Semaphore, plan: Plan, prompt: Any) -> tuple[Result, list[Part]]:
     async with gate:
         result = Result(sent=time.perf_counter())
         try:
-            await _ask(plan, prompt, result)
-        except (OSError, EOFError, ValueError, asyncio.IncompleteReadError) as error:
+            return result, await _ask(plan, prompt)
+        except OSError as error:
             result.error = f"{type(error).__name__}: {error}"
-        return result
+            return result, []
 
 
-async def _ask(plan: Plan, prompt: Any, result: Result) -> None:
+def _heard(result: Result, parts: list[Part]) -> Result:
+    """What one client saw, from what it heard."""
+    try:
+        if not result.error:
+            _read(parts, result)
+    except (EOFError, ValueError, LookupError) as error:
+        result.error = f"{type(error).__name__}: {error}"
+    return result
+
+
+async def _ask(plan: Plan, prompt: Any) -> list[Part]:
     """One request, by HTTP/1.0: the body then ends with the connection, and is in no chunks."""
     place = urlsplit(plan.base_url)
-    reader, writer = await asyncio.open_connection(place.hostname, place.port or 80, limit=LIMIT)
     body = json.dumps(_body(plan, prompt)).encode()
     head = (
         f"POST {plan.endpoint} HTTP/1.0\r\nhost: {place.netloc}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n"
     )
+    loop = asyncio.get_running_loop()
+    transport, listener = await loop.create_connection(Listener, place.hostname, place.port or 80)
     try:
-        writer.write(head.encode() + body)
-        await writer.drain()
-        result.status = int((await reader.readline()).split()[1])
-        while (await reader.readline()).strip():
-            pass
-        if result.status != 200:
-            result.error = (await reader.read(1000)).decode(errors="replace")
-            return
-        await _read_events(reader, result)
+        transport.write(head.encode() + body)
+        await listener.ended
     finally:
-        writer.close()
+        transport.close()
+    return listener.parts
+
+
+class Listener(asyncio.Protocol):
+    """Notes what comes, and when. What it says is read when all is over: reading would take the server's time."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes, perhaps a part of an event, perhaps several."""
+        self.parts.append((time.perf_counter(), data))
+        if data.endswith(DONE):
+            self.connection_lost(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Nothing more comes."""
+        if not self.ended.done():
+            self.ended.set_result(None) if error is None else self.ended.set_exception(error)
 
 
 def _body(plan: Plan, prompt: Any) -> dict[str, Any]:
@@ -123,23 +149,43 @@ def _body(plan: Plan, prompt: Any) -> dict[str, Any]:
     return {**fixed, "prompt": prompt}
 
 
-async def _read_events(reader: asyncio.StreamReader, result: Result) -> None:
-    """Until [DONE]; a chunk without choices has the numbers of tokens, and is no token."""
-    while line := await reader.readline():
-        if not line.startswith(b"data: {"):
-            if line.startswith(b"data: [DONE]"):
-                return
-            continue
-        now, event = time.perf_counter(), json.loads(line[6:])
-        if "error" in event:
-            result.error = event["error"]["message"]
+def _read(parts: list[Part], result: Result) -> None:
+    """An answer: its status, then its events until [DONE], or an error. Raises `EOFError` if it has no end."""
+    lines = _lines(parts)
+    result.status = int(next(lines, (0.0, b"HTTP/1.0 0"))[1].split()[1])
+    while next(lines, (0.0, b""))[1].strip():
+        pass
+    if result.status != 200:
+        result.error = b"".join(data for _, data in parts).partition(b"\r\n\r\n")[2][:1000].decode(errors="replace")
+        return
+    for at, line in lines:
+        if line.startswith(b"data: [DONE]"):
             return
-        if choices := event.get("choices"):
-            result.times.append(now)
-            result.text += choices[0].get("text") or choices[0].get("delta", {}).get("content") or ""
-        elif event.get("usage"):
-            result.prompt_tokens = event["usage"]["prompt_tokens"]
+        if line.startswith(b"data: {"):
+            _note(json.loads(line[6:]), at, result)
+        if result.error:
+            return
     raise EOFError("the stream ended without [DONE]")
+
+
+def _lines(parts: list[Part]) -> Iterator[Part]:
+    """Each whole line, with the time at which its end came."""
+    rest = b""
+    for at, data in parts:
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            yield at, line
+
+
+def _note(event: dict[str, Any], at: float, result: Result) -> None:
+    """A chunk without choices has the numbers of tokens, and is no token."""
+    if "error" in event:
+        result.error = event["error"]["message"]
+    elif choices := event.get("choices"):
+        result.times.append(at)
+        result.text += choices[0].get("text") or choices[0].get("delta", {}).get("content") or ""
+    elif event.get("usage"):
+        result.prompt_tokens = event["usage"]["prompt_tokens"]
 
 
 def report(results: list[Result], slo: Limits | None = None) -> dict[str, Any]:

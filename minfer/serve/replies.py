@@ -4,6 +4,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 from minfer.core.sequence import FinishReason, Sequence
@@ -12,7 +13,7 @@ from minfer.serve.call import Call, Delta
 from minfer.serve.logprobs import ChatLogprobs, CompletionLogprobs
 
 DONE = b"data: [DONE]\n\n"
-
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 def event(body: dict[str, Any]) -> bytes:
     """One event of a stream."""
@@ -21,7 +22,7 @@ def event(body: dict[str, Any]) -> bytes:
 
 def dumps(body: Any) -> bytes:
     """Compact UTF-8."""
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    return _encode(body).encode()
 
 
 def usage(sequences: list[Sequence], samples: int) -> dict[str, Any]:
@@ -65,10 +66,17 @@ class Reply:
 
     def _chunk(self, delta: Delta) -> bytes:
         choice = {"index": delta.choice, **self.part_of(delta), "finish_reason": _reason(delta.finish_reason)}
-        return event({**self.head, "object": self.part, "choices": [choice], **self._no_usage()})
+        before, after = self._around
+        return before + dumps(choice) + after
 
-    def _no_usage(self) -> dict[str, Any]:
-        return {"usage": None} if self.include_usage else {}
+    @cached_property
+    def _around(self) -> tuple[bytes, bytes]:
+        """What stands before and after the choice in each chunk: made once, for there is a chunk for each token."""
+        same: dict[str, Any] = {**self.head, "object": self.part, "choices": []}
+        if self.include_usage:
+            same["usage"] = None
+        before, _, after = event(same).rpartition(b"[]")  # the last: a name may hold such brackets too
+        return before + b"[", b"]" + after
 
     def tail(self) -> bytes:
         """What ends a stream."""
