@@ -15,6 +15,7 @@ from minfer.serve.logprobs import ChatLogprobs, CompletionLogprobs
 DONE = b"data: [DONE]\n\n"
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
+
 def event(body: dict[str, Any]) -> bytes:
     """One event of a stream."""
     return b"data: " + dumps(body) + b"\n\n"
