@@ -2,8 +2,8 @@
 
 Of a decode workload it is a step of all its requests, of a prefill that of the prompt. A short run under torch.profiler
 gives them; its own time, so much for each event that it notes, is taken off. Whatever the counted runs took beyond them
-is a part of its own, so that all sum to the step. A kernel of the compiler that does several parts is attention's, where
-that is among them.
+is a part of its own, so that all sum to the step. A kernel of the compiler that does several parts is attention's,
+where that is among them.
 """
 
 from collections.abc import Iterator
