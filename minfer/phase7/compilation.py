@@ -19,7 +19,6 @@ WORTHWHILE = 2**24
 INDUCTOR: dict[str, Any] = {
     "cpp.enable_kernel_profile": True,  # what it writes for a CPU has names in a trace; else that takes no time
     "size_asserts": False,
-    **{"realize_opcount_threshold": 1, "realize_reads_threshold": 1},  # what a sum reads is not computed for each sum
 }
 """How inductor is set. That an index is inside of the pool is still asserted: what it writes outside is lost memory."""
 
