@@ -1,7 +1,9 @@
 """Parts of a step: what the milliseconds of one forward of a workload go to, so that a ratio can be explained.
 
 Of a decode workload it is a step of all its requests, of a prefill that of the prompt. A short run under torch.profiler
-gives them; its own time, so much for each event that it notes, is taken off.
+gives them; its own time, so much for each event that it notes, is taken off. Whatever the counted runs took beyond them
+is a part of its own, so that all sum to the step. A kernel of the compiler that does several parts is attention's,
+where that is among them.
 """
 
 from collections.abc import Iterator
@@ -30,7 +32,8 @@ def parts_of_a_step(
 ) -> dict[str, float]:
     """Seconds of a step, by part; `event_s` is what the profiler takes for an event.
 
-    `host_s` is what lay outside of forwards in the counted runs, by their steps.
+    `host_s` is what lay outside of forwards in the counted runs, by their steps; `step_s` is a step of these, and
+    `rest_s` what of it no part explains (less than 0: the profiled steps took longer).
     """
     engine: Any = contestant.engine
     forward, steps = engine.forward, 0
@@ -58,7 +61,14 @@ def parts_of_a_step(
         "head_s": each.get("head", 0.0),
     }
     outside = median((run.duration - run.facts["forward_s"]) / run.facts["steps"] for run in samples)
-    return {**parts, "between_s": max(0.0, whole - sum(parts.values())), "host_s": outside}
+    parts |= {"between_s": max(0.0, whole - sum(parts.values())), "host_s": outside}
+    step = median(step_seconds(workload, run) for run in samples)
+    return {**parts, "step_s": step, "rest_s": step - sum(parts.values())}
+
+
+def step_seconds(workload: Workload, run: Sample) -> float:
+    """Of a decode workload the mean step after every prompt; of a prefill all of it."""
+    return len(workload.requests) / run.decode_throughput if workload.figure == "decode" else run.prefilled_s
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from minfer.bench.sample import Sample, Spread
 
 FACTS = {"tokens fed": ("tokens_fed", 1.0), "host %": ("host_share", 100.0), "KV unused %": ("kv_unused", 100.0)}
 NONE = "–"
-STEP = ("products", "attention", "between", "head", "host")
+STEP = ("products", "attention", "between", "head", "host", "rest", "step")
 
 
 def terminal(ledger: dict[str, Any]) -> list[Table | str]:
@@ -110,12 +110,17 @@ def what_ran(ran: dict[str, dict[str, Any]]) -> Grid:
 def parts_of_steps(part: dict[str, Any]) -> list[Grid]:
     """What a step's milliseconds go to in each row, where that was looked into."""
     rows = [
-        [row["name"], *(f"{1000 * row['step'][f'{name}_s']:.1f}" for name in STEP)]
+        [row["name"], *(_milliseconds(row["step"].get(f"{name}_s")) for name in STEP)]
         for row in part["rows"]
         if "step" in row
     ]
-    title = f"{part['workload']}: what a step's time goes to, ms (one profiled run)"
+    title = f"{part['workload']}: what a step's time goes to, ms (parts: one profiled run; step: the counted runs)"
     return [Grid(title, ["", *STEP], rows)] if rows else []
+
+
+def _milliseconds(seconds: float | None) -> str:
+    """A dash where an older ledger does not say."""
+    return NONE if seconds is None else f"{1000 * seconds:.1f}"
 
 
 def where_time_goes(shares: dict[str, Any]) -> Grid:

@@ -38,7 +38,8 @@ class Kernel(ABC):
 
     def takes(self, rows: Tensor) -> bool:
         """Whether to multiply these rows with it; the others go to `Dequantize`."""
-        return rows.dtype in self.dtypes and 0 < len(rows) <= (self.most_rows or len(rows))
+        count = rows.shape[0]
+        return rows.dtype in self.dtypes and 0 < count <= (self.most_rows or count)
 
     def pack(self, layer: "QuantizedLinear") -> tuple[Parts, Any]:
         """What this kernel multiplies with, made of the scheme's parts, which the layer holds: tensors, and others."""

@@ -66,15 +66,15 @@ class FusedModel(nn.Module):
         self.will_run(blocks[0])
         q, k, v = blocks[0].enter(x, rotary)
         if self.decoding is not None and self.decoding.serves(attention[0]):
-            x, q, k, v = self.decode(blocks, attention, x, q, k, v, rotary)
-        else:
-            one = self.decoding is not None and len(q) == 1  # a lone token without a cache is not worth a graph
-            region = between if one else self.between
-            for block, following, attend in zip(blocks, blocks[1:], attention, strict=False):
-                attended = attend(q, k, v).flatten(-2)
-                self.will_run(following)
-                x, q, k, v = region(block, following, x, attended, rotary)
-                self.has_run(block)
+            x = self.decode(self.decoding, attention, x, q, k, v, rotary)
+            return self.lm_head(self.norm(x if rows is None else x[rows]))
+        one = self.decoding is not None and len(q) == 1  # a lone token without a cache is not worth a graph
+        region = between if one else self.between
+        for block, following, attend in zip(blocks, blocks[1:], attention, strict=False):
+            attended = attend(q, k, v).flatten(-2)
+            self.will_run(following)
+            x, q, k, v = region(block, following, x, attended, rotary)
+            self.has_run(block)
         attended = attention[len(blocks) - 1](q, k, v).flatten(-2)
         if rows is not None:
             x, attended = x.flatten(0, -2)[rows], attended.flatten(0, -2)[rows]
@@ -83,17 +83,20 @@ class FusedModel(nn.Module):
         return self.lm_head(self.norm(x))
 
     def decode(
-        self, blocks: list[Any], attention: Sequence[Any], x: Tensor, q: Tensor, k: Tensor, v: Tensor, rotary: Any
-    ) -> tuple[Tensor, ...]:
-        """From the first layer's q, k and v to the last one's, with heads side by side on the way."""
-        assert self.decoding is not None
+        self, region: Decoding, attention: Sequence[Any], x: Tensor, q: Tensor, k: Tensor, v: Tensor, rotary: Any
+    ) -> Tensor:
+        """From the first layer's q, k and v to what leaves the last, `(B, hidden)`; heads are side by side on the way.
+
+        The last layer goes on into itself, and nobody reads those q, k and v: one product too many takes less than the
+        operators of an end that is not compiled, and needs no graph of its own.
+        """
+        blocks: list[Any] = list(self.layers)
         parts = (x, *(part.flatten(1) for part in (q, k, v)))
-        for block, following, attend in zip(blocks, blocks[1:], attention, strict=False):
+        for block, following, attend in zip(blocks, [*blocks[1:], blocks[-1]], attention, strict=True):
             self.will_run(following)
-            parts = self.decoding(block, following, attend, parts, rotary)
+            parts = region(block, following, attend, parts, rotary)
             self.has_run(block)
-        x, *heads = parts
-        return x, *(part.unflatten(-1, (-1, blocks[0].head_dim)) for part in heads)
+        return parts[0]
 
 
 class FusedTransformer(FusedModel):

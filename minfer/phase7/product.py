@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from minfer.core.device import Device
-from minfer.phase6 import FbgemmInt8, QuantizedLinear, unit_rows
+from minfer.phase6 import FbgemmInt8, Int8Pack, QuantizedLinear, unit_rows
 
 LIBRARY = torch.library.Library("minfer", "FRAGMENT")
 OPERATOR = "product"
@@ -81,6 +81,31 @@ class UnitRowsProduct(Product):
         return y if self.layer.bias is None else y + self.layer.bias.to(y.dtype)
 
 
+class SummedProduct(Product):
+    """A layer of 8-bit codes that are stored as they are: for a single row the compiler writes the product itself.
+
+    A row meets each code once, so no layout would help: a loop over the codes is a sum like any other, and has no call.
+    A view by strides is of something stored: else what makes the row, a norm, would be computed again for each channel.
+    """
+
+    layer: QuantizedLinear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x `(*lead, in)` -> `(*lead, out)`."""
+        if not torch.compiler.is_compiling() or x.shape[:-1] != (1,):
+            return super().forward(x)
+        row = x.float().contiguous().as_strided((self.layer.in_features,), (1,))
+        sums = (self.layer.codes * row).sum(-1)  # of each channel
+        y = (sums * self.layer.scale).to(x.dtype).unsqueeze(0)
+        return y if self.layer.bias is None else y + self.layer.bias.to(y.dtype)
+
+    @staticmethod
+    def serves(layer: QuantizedLinear) -> bool:
+        """Whether the codes are there to be read, on a CPU whose compiler widens many of them at once."""
+        stored = isinstance(layer.kernel, Int8Pack) and layer.codes.device.type == "cpu"
+        return stored and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
 class PackedLinear(nn.Module):
     """A linear layer on a CPU whose weight is laid out as oneDNN's product wants it; no second copy is kept."""
 
@@ -140,6 +165,8 @@ def product(layer: nn.Module, device: Device) -> nn.Module:
     """
     if isinstance(layer, QuantizedLinear) and isinstance(layer.kernel, FbgemmInt8):
         return UnitRowsProduct(layer, layer.out_features)
+    if isinstance(layer, QuantizedLinear) and SummedProduct.serves(layer):
+        return SummedProduct(layer, layer.out_features)
     if isinstance(layer, nn.Linear):
         fast = packed(layer, device)
         return layer if fast is layer else Product(fast, layer.out_features)

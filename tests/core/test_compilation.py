@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch import nn
 
+from minfer.core.device import Device
 from minfer.core.errors import MinferWarning, OptionsError
 from minfer.core.params import SamplingParams
 from minfer.core.trace import Trace
 from minfer.course.tiny import tiny_model
 from minfer.phase6 import Engine as Phase6Engine
-from minfer.phase6 import QuantizationOptions
+from minfer.phase6 import QuantizationOptions, QuantizedLinear, find_scheme
 from minfer.phase7 import Engine, FusionOptions, PagedStep
 from minfer.phase7.merge import merged
-from minfer.phase7.product import PackedLinear, Product, TransposedLinear
+from minfer.phase7.product import PackedLinear, Product, SummedProduct, TransposedLinear
 
 GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
 PROMPT = [5, 9, 31, 7]
@@ -115,3 +116,19 @@ def test_quantised_layers_are_merged_code_by_code(family, scheme):
     assert torch.equal(*logits)
     exact = Engine(model.module(), None, FusionOptions(device="cpu", compiler="none"))
     assert not torch.allclose(exact.forward(exact.whole(PROMPT, [])), logits[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_for_a_single_row_of_8_bit_codes_the_compiler_sees_the_sums_themselves(bias):
+    torch.manual_seed(3)
+    layer = QuantizedLinear.from_linear(nn.Linear(64, 5, bias=bias), find_scheme("int8"))
+    layer.pack(Device.get("cpu"), torch.bfloat16)
+    compiled = torch.compile(SummedProduct(layer, 5), backend="eager", fullgraph=True, dynamic=True)
+    for count, calls in ((1, 0), (3, 1)):
+        x = torch.randn(count, 64).bfloat16()
+        with torch.inference_mode():
+            made = compiled(x)
+        exact = x.double() @ layer.dequantize().t() + (layer.bias.double() if bias else 0)
+        assert made.dtype == x.dtype
+        assert torch.allclose(made.double(), exact, rtol=2**-8, atol=2**-7)
+        assert sum(layer.ran.values()) == calls  # of the kernel's own product

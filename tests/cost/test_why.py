@@ -143,7 +143,13 @@ def test_a_steps_parts_are_of_the_steps_that_the_workload_is_about(phase, work):
     contestant = EngineContestant(phase, model, num_blocks=64)
     samples = [contestant.run(work)]
     seen = parts_of_a_step(contestant, work, samples, 0.0)
-    assert all(seconds > 0 for seconds in seen.values())
+    step, rest = seen.pop("step_s"), seen.pop("rest_s")
+    assert all(seconds > 0 for seconds in [step, *seen.values()])
+    assert sum(seen.values()) + rest == pytest.approx(step)
+    (run,) = samples
+    later = sorted({at for times in run.token_times for at in times})  # when each step ended
+    each = later[0] if work.figure == "prefill" else (later[-1] - run.prefilled_s) / 11
+    assert step == pytest.approx(each, rel=1e-6)
     assert "forward" not in vars(contestant.engine)
     assert not any(module._forward_hooks for module in contestant.engine.model.modules())
 
