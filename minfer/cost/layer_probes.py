@@ -74,7 +74,7 @@ def compiled_decoding(model: Any, beside: Line, device: Device) -> Line:
         ids = torch.zeros(batch, dtype=torch.int64, device=device.torch_device)
         took = seconds(partial(model, ids, ids, cache.layers, ids[:1]), device) / LAYERS
         nbytes = batch * context * cache.pool[0, 0, 0, 0].numel() * 2 * cache.pool.element_size()
-        points.append((float(nbytes), max(0.0, took - beside.seconds(batch))))
+        points.append((float(nbytes), max(1e-9, took - beside.seconds(batch))))
     return line(points)
 
 
@@ -91,7 +91,7 @@ def products_in_place(model: Any, rows_dtype: torch.dtype, beside: Line, device:
     for rows in ROWS * PASSES:
         ids = torch.zeros(rows, dtype=torch.int64, device=device.torch_device)
         whole = seconds(partial(model, ids, ids, [_query] * blocks, ids[:1]), device)
-        inside = max(0.0, whole - head - blocks * beside.seconds(rows)) / weights
+        inside = max(1e-9, whole - head - blocks * beside.seconds(rows)) / weights
         again["layers", rows] = min(inside, again.get(("layers", rows), inside))
     return {**took, **again}
 

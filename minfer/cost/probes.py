@@ -54,7 +54,7 @@ def once(work: Callable[[], object], device: Device) -> float:
 
 
 def products(model: Any, rows_dtype: torch.dtype, device: Device) -> Found:
-    """By part and rows, seconds per weight: all layers' products one after another, as a forward meets them; the head's.
+    """By part and rows, seconds per weight: all layers' products one after another, as in a forward; and the head's.
 
     The weights of a model that is larger than the caches come from memory each time, as they do in a step.
     """
