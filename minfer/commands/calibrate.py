@@ -51,7 +51,7 @@ def calibrate(
     errors.print(f"minfer: written to {path}", highlight=False)
     if check:
         with errors.status("running steps of engines"):
-            cells = list(Check(module, place, made).cells())
+            cells = Check(module, place, made).cells()
         show_check(console, cells)
 
 
@@ -61,8 +61,8 @@ def show(console: Console, made: Hardware) -> None:
     console.print(f"memory {made.bandwidth / 1e9:.1f} GB/s; elementwise operators {made.moved / 1e9:.1f} GB/s")
     rates = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in made.flops.items())
     console.print(f"a large product, GFLOP/s: {rates}")
-    calls = ", ".join(f"{name} {1e6 * took:.0f} µs" for name, took in made.layer.items())
-    console.print(f"the calls of a layer beside products and attention: {calls}")
+    calls = ", ".join(f"{name} {1e6 * one.call:.0f} + {1e6 * one.per:.2f}" for name, one in made.layer.items())
+    console.print(f"a layer beside products and attention, µs and µs a token: {calls}")
     console.print(
         f"an operator costs {made.operation * 1e6:.1f} µs; between forwards {made.step * 1e6:.0f} µs a step and "
         f"{made.request * 1e6:.0f} µs a request"

@@ -14,13 +14,13 @@ from minfer.bench.workloads import decode
 from minfer.core.bandwidth import copy_bandwidth
 from minfer.core.device import Device
 from minfer.core.params import SamplingParams
-from minfer.cost import probes
+from minfer.cost import layer_probes, probes
+from minfer.cost.cost_model import COMPILED, FUSED
 from minfer.cost.hardware import THIS_MACHINE, Hardware, Line
 from minfer.cost.simulation import Nothing
 
 FULL, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
 DTYPES = (FULL, HALF, BRAIN)
-LAYERS = 8  # of the small model
 MESSAGES = (2**12, 2**16, 2**20)
 Say = Callable[[str], None]
 
@@ -53,14 +53,14 @@ def calibrate(module: nn.Module, device: Device, title: str, ranks: int, say: Sa
     say("the host's part of a step")
     between = host(config, device)
     made = replace(made, step=between.call, request=between.per)
-    say("the calls of a layer")
-    made = replace(made, layer=layer_calls(config, made, device))
+    say("a layer beside its products")
+    made = layers(config, made, device)
     if ranks > 1:
         say(f"the link between {ranks} ranks")
         made = replace(made, link=link(ranks, device))
     for variant in measured_variants():
         say(f"products of {variant.setup(config).kernels}")
-        made.products[variant.setup(config).kernels] = products(variant, module, device)
+        made.products[variant.setup(config).kernels] = products(variant, module, made, device)
     return made
 
 
@@ -74,30 +74,35 @@ def measured_variants() -> list[Variant]:
 
 
 @torch.inference_mode()
-def products(variant: Variant, module: nn.Module, device: Device) -> dict[str, probes.Curve]:
+def products(variant: Variant, module: nn.Module, made: Hardware, device: Device) -> dict[str, probes.Curve]:
     """Curves of its layers and of its head, from the very modules that its engine multiplies with."""
     base = engine_class(max(variant.phase, 6))
     options = {"num_blocks": 2, "max_batch": 1, **dict(variant.options)}
-    if variant.phase >= 7:
+    if variant.phase >= FUSED:
         options["compiler"] = "none"
     engine = base(copy.deepcopy(module).to(variant.dtype), None, base.Options(**options))
-    return probes.curves(list(probes.products(engine.model, variant.dtype, device)))
+    if variant.phase >= FUSED:  # what is compiled leaves no gap between them
+        return probes.curves(probes.products(engine.model, variant.dtype, device))
+    beside = made.layer["eager" if variant.dtype.itemsize >= 4 else "eager in 16 bits"]
+    return probes.curves(layer_probes.products_in_place(engine.model, variant.dtype, beside, device))
 
 
-def layer_calls(config: Any, known: Hardware, device: Device) -> dict[str, float]:
-    """Of phase 5, and of phase 7, whose regions are compiled where there is a compiler: a decode step of one request on
-    a model of next to no numbers, less what is known of it: the host's part, products, attention and gathering."""
-    made = {}
-    options: dict[int, dict[str, Any]] = {5: {}, 7: {"compiler": "inductor"}}
-    for name, phase, dtype in (("eager", 5, FULL), ("eager in 16 bits", 5, BRAIN), ("fused", 7, FULL)):
-        base = engine_class(phase)
-        model = probes.small(config, LAYERS).to(device.torch_device, dtype)
-        engine = base(model, None, base.Options(num_blocks=8, max_batch=1, **options[phase]))
-        took = decode_step(engine, 1, device) - known.step - known.request
-        took -= probes.small_products(engine.model, dtype, device)
-        calls = known.gather[name_of(dtype)].call + known.decode[name_of(dtype)].call
-        made[name] = max(0.0, took / LAYERS - calls)
-    return made
+def layers(config: Any, made: Hardware, device: Device) -> Hardware:
+    """With what a layer's operators take beside products and attention: each alone, and compiled; and with what a
+    decode step's attention takes where it is compiled with them."""
+    lines = {}
+    for name, dtype in (("eager", FULL), ("eager in 16 bits", BRAIN)):
+        model = layer_probes.short(config).to(device.torch_device, dtype)
+        lines[name] = layer_probes.beside_products(layer_probes.without_products(model), device)
+    base = engine_class(7)
+    options = base.Options(num_blocks=8, max_batch=1, compiler="inductor")
+    engine = base(layer_probes.short(config).to(device.torch_device), None, options)
+    model = layer_probes.without_products(engine.model)
+    lines["fused"] = layer_probes.beside_products(model, device)
+    if model.decoding is None:  # on a card, or without a compiler
+        return replace(made, layer=lines)
+    compiled = layer_probes.compiled_decoding(model, lines["fused"], device)
+    return replace(made, layer=lines, decode={**made.decode, COMPILED: compiled})
 
 
 def host(config: Any, device: Device) -> Line:
@@ -114,7 +119,7 @@ def _idle_step(config: Any, device: Device, batch: int) -> float:
 
 
 def decode_step(engine: Any, batch: int, device: Device) -> float:
-    """The least seconds of a step that decodes one token of each of `batch` requests."""
+    """Seconds of a step that decodes one token of each of `batch` requests."""
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     running = [engine.submit(one.prompt_ids, params) for one in decode(engine.config.vocab_size, batch, 16).requests]
     for _ in range(4):

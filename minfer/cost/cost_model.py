@@ -18,6 +18,8 @@ from minfer.cost.formulas import Formulas, Product, Step
 from minfer.cost.hardware import Hardware
 from minfer.cost.operations import PAGED_CALLS, Operations
 
+COMPILED = "float32, compiled"
+"""Under which name a calibrated machine has decode attention that is compiled with what surrounds it."""
 FUSED, GRAPHS, PAGED, CACHED = 7, 8, 5, 3  # the phases from which on a step is so
 
 
@@ -76,7 +78,7 @@ class CostModel:
         device = Terms(
             weights=sum(read for read, _ in products),
             kv=kv,
-            copies=self.copies(work.copied),
+            copies=0.0 if self.is_compiled(step) else self.copies(work.copied),
             arithmetic=sum(seconds - read for read, seconds in products) + attention - kv,
         )
         launches = self.launches(step, device.total)
@@ -113,6 +115,8 @@ class CostModel:
         prompts = [(q, s) for q, s in zip(step.queries, step.contexts, strict=True) if q > 1]
         layer = self.formulas.cost.kv_bytes / config.num_layers
         nbytes, flops = sum(decodes) * layer, sum(q * s for q, s in prompts) * self.formulas.cost.per_pair
+        if self.is_compiled(step):
+            return hardware.decode[COMPILED].seconds(nbytes) * config.num_layers / ranks
         if self.dtype not in hardware.decode:
             read = (nbytes + sum(s for _, s in prompts) * layer) * config.num_layers / hardware.bandwidth
             return max(read, flops / self.rate) / ranks
@@ -120,6 +124,11 @@ class CostModel:
         made = decode.seconds(nbytes) if decodes else 0.0
         made += prefill.seconds(flops / config.num_layers, calls=len(prompts)) if prompts else 0.0
         return made * config.num_layers / ranks
+
+    def is_compiled(self, step: Step) -> bool:
+        """Whether attention is in the compiled regions, where it reads the pool in place."""
+        known = self.dtype == "float32" and COMPILED in self.hardware.decode
+        return known and self.setup.phase >= FUSED and all(query == 1 for query in step.queries)
 
     def copies(self, copied: int) -> float:
         """Seconds of gathering pages; `copied` bytes are read and written, over all layers."""
@@ -133,14 +142,14 @@ class CostModel:
 
     def launches(self, step: Step, device: float) -> float:
         """Seconds that operators cost because they are operators, `device` being what their work takes."""
-        hardware, counted = self.hardware, self.operations(step)
+        hardware, config = self.hardware, self.setup.config
+        kind = "fused" if self.setup.phase >= FUSED else "eager" if self.formulas.itemsize >= 4 else "eager in 16 bits"
+        if kind in hardware.layer:
+            return config.num_layers * hardware.layer[kind].seconds(step.tokens)
+        counted = self.operations(step)
         moved = counted.nbytes / (hardware.moved or hardware.bandwidth)
         if not hardware.asynchronous:  # products and attention have been timed with their calls
-            eager = "eager" if self.formulas.itemsize >= 4 else "eager in 16 bits"
-            layer = hardware.layer.get("fused" if self.setup.phase >= FUSED else eager)
-            calls = counted.others * hardware.operation if layer is None else layer * self.setup.config.num_layers
-            return calls + moved
-        config = self.setup.config
+            return counted.others * hardware.operation + moved
         calls = counted.products + counted.others + config.num_layers
         if self.setup.phase >= PAGED:
             calls += PAGED_CALLS * config.num_layers

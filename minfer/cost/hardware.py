@@ -10,7 +10,7 @@ from typing import Any
 from minfer.core.errors import MinferError
 from minfer.core.hub import cache_folder
 
-SCHEMA = "minfer.hardware/1"
+SCHEMA = "minfer.hardware/2"
 FILES = Path(__file__).parents[1] / "assets" / "hardware"
 THIS_MACHINE = "this machine"
 
@@ -61,7 +61,7 @@ class Hardware:
     reach          the share of the bandwidth that products of quantised weights come to, by format; 1 where absent
     products       by format of weights and part of the model: measured seconds per weight by rows
     gather, decode, prefill      by dtype: a layer's gathering by bytes, its attention by bytes read, or by FLOPs
-    layer          seconds of a layer's calls beside those of products and attention: eager, eager in 16 bits, fused
+    layer          by tokens, a layer's operators beside products and attention: eager, eager in 16 bits, fused
     step, request  the host's time for a step outside of the forward, and for each request in it
     link           latency and seconds per byte between ranks
     sources        where each figure is from
@@ -81,7 +81,7 @@ class Hardware:
     gather: dict[str, Line] = field(default_factory=dict)
     decode: dict[str, Line] = field(default_factory=dict)
     prefill: dict[str, Line] = field(default_factory=dict)
-    layer: dict[str, float] = field(default_factory=dict)
+    layer: dict[str, Line] = field(default_factory=dict)
     step: float = 0.0
     request: float = 0.0
     link: Line | None = None
@@ -105,7 +105,7 @@ class Hardware:
                 form: {part: Curve(tuple((rows, at) for rows, at in points)) for part, points in parts.items()}
                 for form, parts in values["products"].items()
             }
-        for name in ("gather", "decode", "prefill"):
+        for name in ("gather", "decode", "prefill", "layer"):
             values[name] = {dtype: Line(*line) for dtype, line in values.get(name, {}).items()}
         if values.get("link") is not None:
             values["link"] = Line(*values["link"])

@@ -1,6 +1,8 @@
 """Probes: small pieces of work, timed alone, whose rates the cost model is made of. No probe is an engine's step."""
 
-from collections.abc import Callable, Iterator
+import math
+import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,17 +19,21 @@ from minfer.phase6 import QuantizedLinear
 from minfer.phase7.product import PackedLinear, TransposedLinear
 
 LAYERS = (nn.Linear, QuantizedLinear, PackedLinear, TransposedLinear)
-ROWS = (1, 2, 6, 12, 24, 48, 96, 192, 512)
+ROWS = (1, 2, 4, 8, 12, 16, 24, 48, 96, 192, 512)
 MOST_LOGITS = 96  # rows that need logits at once: one of each request
+DECODES = ((1, 48), (1, 384), (6, 96), (12, 320))  # batch, context
 SLOW = 1.0  # seconds
+Found = dict[tuple[str, int], float]
+PASSES = 2  # over all numbers of rows: what disturbs one of them is over in the other
+COLD = 2**28  # bytes: more than caches hold
 READING = 2**26  # numbers: more than caches hold
 LEAST = 0.05  # seconds that a probe is repeated for
 
 
 def seconds(work: Callable[[], object], device: Device, least: float = 0.0, most: int = 1000) -> float:
-    """The least time of a call, the first one not counted; but that one's time if it is too long to be repeated.
+    """The median time of a call, the first one not counted; but that one's time if it is too long to be repeated.
 
-    What else the machine does only ever adds to a call's time.
+    Not the least: a step makes hundreds of calls, which take what such calls usually take.
     """
     first = once(work, device)
     if first > SLOW:
@@ -35,7 +41,7 @@ def seconds(work: Callable[[], object], device: Device, least: float = 0.0, most
     took = [once(work, device), once(work, device)]
     while sum(took) < (least or LEAST) and len(took) < most:
         took.append(once(work, device))
-    return min(took)
+    return statistics.median(took)
 
 
 def once(work: Callable[[], object], device: Device) -> float:
@@ -47,20 +53,27 @@ def once(work: Callable[[], object], device: Device) -> float:
     return device.clock() - start
 
 
-def products(model: Any, rows_dtype: torch.dtype, device: Device) -> Iterator[tuple[str, int, float]]:
-    """Part, rows, seconds per weight: all layers' products one after another, as a forward meets them; and the head's.
+def products(model: Any, rows_dtype: torch.dtype, device: Device) -> Found:
+    """By part and rows, seconds per weight: all layers' products one after another, as in a forward; and the head's.
 
     The weights of a model that is larger than the caches come from memory each time, as they do in a step.
     """
     random = partial(torch.randn, dtype=rows_dtype, device=device.torch_device)
-    layers = [one for one in model.layers.modules() if isinstance(one, LAYERS)]
-    for rows in ROWS:
+    layers, head = products_of(model), model.lm_head
+    took: Found = {}
+    for rows in ROWS * PASSES:
         inputs = {width: random((rows, width)) for width in widths(layers)}
-        took = seconds(partial(each, layers, inputs), device)
-        yield "layers", rows, took / sum(map(weights_in, layers))
+        found = {"layers": seconds(partial(each, layers, inputs), device) / sum(map(weights_in, layers))}
         if rows <= MOST_LOGITS:
-            took = seconds(partial(model.lm_head, random((rows, width_in(model.lm_head)))), device)
-            yield "head", rows, took / weights_in(model.lm_head)
+            found["head"] = seconds(partial(head, random((rows, width_in(head)))), device) / weights_in(head)
+        for part, per_weight in found.items():
+            took[part, rows] = min(per_weight, took.get((part, rows), per_weight))
+    return took
+
+
+def products_of(model: Any) -> list[Any]:
+    """The linear layers of its blocks."""
+    return [one for one in model.layers.modules() if isinstance(one, LAYERS)]
 
 
 def each(layers: list[Any], inputs: dict[int, Tensor]) -> None:
@@ -84,10 +97,11 @@ def weights_in(layer: Any) -> int:
     return layer.weight.numel() if isinstance(layer, TransposedLinear) else layer.in_features * layer.out_features
 
 
-def curves(found: list[tuple[str, int, float]]) -> dict[str, Curve]:
+def curves(found: Found) -> dict[str, Curve]:
     """By part."""
     return {
-        part: Curve(tuple((rows, took) for name, rows, took in found if name == part)) for part in ("layers", "head")
+        part: Curve(tuple((rows, took) for (name, rows), took in found.items() if name == part))
+        for part in ("layers", "head")
     }
 
 
@@ -111,16 +125,21 @@ def gathering(config: ModelConfig, dtype: torch.dtype, device: Device) -> Line:
     points = []
     for blocks in (4, 24, 160):
         shape = (2, blocks + 1, 16, config.num_kv_heads, config.head_dim)
-        pool = torch.zeros(shape, dtype=dtype, device=device.torch_device)
+        nbytes = math.prod(shape) * dtype.itemsize
+        layers = max(1, min(config.num_layers, COLD // nbytes))
+        pool = torch.zeros((layers, *shape), dtype=dtype, device=device.torch_device)
         order = torch.randperm(blocks, device=device.torch_device)
-        took = seconds(partial(store_and_gather, pool, slot, order), device)
-        points.append((2.0 * pool[:, :-1].numel() * pool.element_size(), took))
+        took = seconds(partial(store_and_gather, pool, slot, order), device) / layers
+        points.append((2.0 * nbytes * blocks / (blocks + 1), took))
     return line(points)
 
 
 def store_and_gather(pool: Tensor, slot: Tensor, order: Tensor) -> None:
-    """As a layer of a paged cache does: keys and values `(2, blocks, block_size, n_kv_heads, head_dim)`."""
-    for part in pool:
+    """As every layer of a paged cache does, one after another: by then the caches hold another layer's.
+
+    pool `(layers, 2, blocks, block_size, n_kv_heads, head_dim)`.
+    """
+    for part in pool.flatten(0, 1):
         part.flatten(0, 1).index_copy_(0, slot, part[-1, :1].clone())
         part.index_select(0, order)
 
@@ -129,7 +148,7 @@ def decoding(config: ModelConfig, dtype: torch.dtype, device: Device) -> Line:
     """A layer's attention of single tokens, by the bytes of keys and values that it reads."""
     random = partial(torch.randn, dtype=dtype, device=device.torch_device)
     points = []
-    for batch, context in ((1, 48), (1, 384), (6, 96), (12, 320)):
+    for batch, context in DECODES:
         query = random((batch, 1, config.num_heads, config.head_dim))
         keys, values = (random((batch, context, config.num_kv_heads, config.head_dim)) for _ in range(2))
         mask = torch.ones(batch, 1, 1, context, dtype=torch.bool, device=device.torch_device)
@@ -169,15 +188,6 @@ def small(config: ModelConfig, layers: int) -> Any:
     if config.rope is not None:
         made = replace(made, rope=replace(config.rope))
     return model_class(made)(made)
-
-
-@torch.inference_mode()
-def small_products(model: Any, dtype: torch.dtype, device: Device) -> float:
-    """Seconds of calling all products of a small model's layers."""
-    layers = [one for one in model.layers.modules() if isinstance(one, LAYERS)]
-    zeros = partial(torch.zeros, dtype=dtype, device=device.torch_device)
-    inputs = {width: zeros((1, width)) for width in widths(layers)}
-    return seconds(partial(each, layers, inputs), device)
 
 
 def moving(device: Device) -> float:

@@ -164,7 +164,7 @@ def test_hardware_that_is_not_known_or_not_calibrated_says_what_is(tmp_path, mon
         find_hardware(None)
     with pytest.raises(MinferError, match="'b100' is neither known nor a file"):
         find_hardware("b100")
-    for text in ("{", "[]", "{}", '{"schema": "minfer.hardware/1", "speed": 3}'):
+    for text in ("{", "[]", "{}", '{"schema": "minfer.hardware/2", "speed": 3}'):
         (tmp_path / "h.json").write_text(text)
         with pytest.raises(MinferError, match="describes no hardware"):
             find_hardware(str(tmp_path / "h.json"))
