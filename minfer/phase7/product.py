@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from minfer.core.device import Device
+from minfer.core.model import wide
 from minfer.phase6 import FbgemmInt8, Int8Pack, QuantizedLinear, unit_rows
 
 LIBRARY = torch.library.Library("minfer", "FRAGMENT")
@@ -94,7 +95,7 @@ class SummedProduct(Product):
         """x `(*lead, in)` -> `(*lead, out)`."""
         if not torch.compiler.is_compiling() or x.shape[:-1] != (1,):
             return super().forward(x)
-        row = x.float().contiguous().as_strided((self.layer.in_features,), (1,))
+        row = x.to(wide(x.dtype)).contiguous().as_strided((self.layer.in_features,), (1,))
         sums = (self.layer.codes * row).sum(-1)  # of each channel
         y = (sums * self.layer.scale).to(x.dtype).unsqueeze(0)
         return y if self.layer.bias is None else y + self.layer.bias.to(y.dtype)
