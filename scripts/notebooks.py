@@ -161,7 +161,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="such as phase3; default: all")
     parser.add_argument("--write", action="store_true", help="keep the outputs in the files")
-    parser.add_argument("--allowance", type=float, default=ALLOWANCE, help="times a limit that fail; default: %(default)s")
+    parser.add_argument(
+        "--allowance", type=float, default=ALLOWANCE, help="times a limit that fail; default: %(default)s"
+    )
     asked = parser.parse_args()
     paths = [FOLDER / f"{name}.ipynb" for name in asked.names] or sorted(FOLDER.glob("*.ipynb"))
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of two kernels on two cores wait for each other
