@@ -14,6 +14,7 @@ SHADES = ("#17324d", "#c0561a", "#7fa8cc", "#b9d0e4", "#e8eff5", "#777777")
 DASHES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "x")
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "--")
+LABEL = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 MANY = 24  # points of a line beyond which markers would cover it
 
 
@@ -59,7 +60,9 @@ def logarithmic(axes: Any, x: Items[float] = (), y: Items[float] = ()) -> None:
 def bars(axes: Any, values: Mapping[str, float], x: str, y: str, title: str, form: str = "{:.3g}") -> None:
     """A bar for each label, with its value above it in the form of `str.format`."""
     drawn = axes.bar(list(values), list(values.values()), 0.6, color=SHADES[2], edgecolor=SHADES[0])
-    axes.bar_label(drawn, [form.format(value) for value in values.values()], padding=2, fontsize=9)
+    axes.bar_label(
+        drawn, [form.format(value) for value in values.values()], padding=2, fontsize=9, zorder=3, bbox=LABEL
+    )  # over lines
     axes.margins(y=0.15)
     name(axes, x, y, title)
 
@@ -110,15 +113,20 @@ def spans(axes: Any, lanes: Mapping[str, Items[tuple[float, float, str]]], x: st
 
     Boxes whose texts begin with the same word have the same shade.
     """
-    kinds = list(dict.fromkeys(text.split()[0] for boxes in lanes.values() for _, _, text in boxes))
+    kinds = list(dict.fromkeys(_kind(text) for boxes in lanes.values() for _, _, text in boxes))
     for row, boxes in enumerate(lanes.values()):
         for start, length, text in boxes:
-            shade = SHADES[4 - kinds.index(text.split()[0]) % 3]
+            shade = SHADES[4 - kinds.index(_kind(text)) % 3]
             axes.barh(row, length, 0.7, left=start, color=shade, edgecolor=SHADES[0], linewidth=0.8)
             axes.text(start + length / 2, row, text, ha="center", va="center", fontsize=8, clip_on=True)
     axes.set_yticks(range(len(lanes)), list(lanes))
     axes.invert_yaxis()
     name(axes, x, y, title)
+
+
+def _kind(text: str) -> str:
+    """The first word, if there is one."""
+    return next(iter(text.split()), "")
 
 
 def points(axes: Any, places: Mapping[str, tuple[float, float]], x: str, y: str, title: str) -> None:
