@@ -14,6 +14,7 @@ SHADES = ("#17324d", "#c0561a", "#7fa8cc", "#b9d0e4", "#e8eff5", "#777777")
 DASHES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "x")
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "--")
+LABEL = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 MANY = 24  # points of a line beyond which markers would cover it
 
 
@@ -45,11 +46,33 @@ def lines(axes: Any, series: Mapping[str, tuple[Items[float], Items[float]]], x:
         axes.legend(frameon=False, fontsize=9)
 
 
+def logarithmic(axes: Any, x: Items[float] = (), y: Items[float] = ()) -> None:
+    """Logarithmic axes with these ticks only, in plain numbers; an axis without ticks is left as it is."""
+    from matplotlib.ticker import NullLocator
+
+    for scale, axis, ticks in ((axes.set_xscale, axes.xaxis, x), (axes.set_yscale, axes.yaxis, y)):
+        if ticks:
+            scale("log")
+            axis.set_ticks(ticks, [f"{tick:,g}" for tick in ticks])
+            axis.set_minor_locator(NullLocator())
+
+
 def bars(axes: Any, values: Mapping[str, float], x: str, y: str, title: str, form: str = "{:.3g}") -> None:
     """A bar for each label, with its value above it in the form of `str.format`."""
     drawn = axes.bar(list(values), list(values.values()), 0.6, color=SHADES[2], edgecolor=SHADES[0])
-    axes.bar_label(drawn, [form.format(value) for value in values.values()], padding=2, fontsize=9)
+    axes.bar_label(
+        drawn, [form.format(value) for value in values.values()], padding=2, fontsize=9, zorder=3, bbox=LABEL
+    )  # over lines
     axes.margins(y=0.15)
+    name(axes, x, y, title)
+
+
+def lying_bars(axes: Any, values: Mapping[str, float], x: str, y: str, title: str, form: str = "{:.3g}") -> None:
+    """As `bars`, lying: for labels that are too long to stand beside each other. The first is on top."""
+    drawn = axes.barh(list(values), list(values.values()), 0.6, color=SHADES[2], edgecolor=SHADES[0])
+    axes.bar_label(drawn, [form.format(value) for value in values.values()], padding=2, fontsize=9)
+    axes.margins(x=0.15)
+    axes.invert_yaxis()
     name(axes, x, y, title)
 
 
@@ -71,7 +94,8 @@ def stacks(axes: Any, columns: Mapping[str, Mapping[str, float]], x: str, y: str
         )
         below = {column: below[column] + value for column, value in zip(columns, values, strict=True)}
     for place, total in enumerate(below.values()):
-        axes.annotate(f"{total:,.4g}", (place, total), (0, 3), textcoords="offset points", ha="center", fontsize=9)
+        text = f"{total:,.0f}" if total >= 100 else f"{total:.3g}"
+        axes.annotate(text, (place, total), (0, 3), textcoords="offset points", ha="center", fontsize=9)
     axes.set_ylim(0, 1.12 * max(below.values()))
     axes.legend(frameon=False, fontsize=8, bbox_to_anchor=(1, 1), loc="upper left")
     name(axes, x, y, title)
@@ -85,10 +109,14 @@ def grid(axes: Any, values: Any, x: str, y: str, title: str, unit: str) -> None:
 
 
 def spans(axes: Any, lanes: Mapping[str, Items[tuple[float, float, str]]], x: str, y: str, title: str) -> None:
-    """A row for each lane, of boxes (start, length, text); the first lane is on top. Neighbours differ in shade."""
+    """A row for each lane, of boxes (start, length, text); the first lane is on top.
+
+    Boxes whose texts begin with the same word have the same shade.
+    """
+    kinds = list(dict.fromkeys(_kind(text) for boxes in lanes.values() for _, _, text in boxes))
     for row, boxes in enumerate(lanes.values()):
-        for number, (start, length, text) in enumerate(boxes):
-            shade = SHADES[3] if number % 2 else SHADES[4]
+        for start, length, text in boxes:
+            shade = SHADES[4 - kinds.index(_kind(text)) % 3]
             axes.barh(row, length, 0.7, left=start, color=shade, edgecolor=SHADES[0], linewidth=0.8)
             axes.text(start + length / 2, row, text, ha="center", va="center", fontsize=8, clip_on=True)
     axes.set_yticks(range(len(lanes)), list(lanes))
@@ -96,12 +124,17 @@ def spans(axes: Any, lanes: Mapping[str, Items[tuple[float, float, str]]], x: st
     name(axes, x, y, title)
 
 
+def _kind(text: str) -> str:
+    """The first word, if there is one."""
+    return next(iter(text.split()), "")
+
+
 def points(axes: Any, places: Mapping[str, tuple[float, float]], x: str, y: str, title: str) -> None:
-    """A marked and named point for each label."""
+    """A point for each label, told apart by its mark: names beside points that lie together would cover each other."""
     for number, (label, (across, up)) in enumerate(places.items()):
-        axes.plot([across], [up], MARKERS[number % len(MARKERS)], color=SHADES[0], markersize=6)
-        beside = (7, (-3, 7, -13)[number % 3])  # three that lie together can still be read
-        axes.annotate(label, (across, up), beside, textcoords="offset points", fontsize=8)
-    axes.margins(x=0.2, y=0.15)
+        mark, shade = MARKERS[number % len(MARKERS)], SHADES[number // len(MARKERS) % 3]
+        axes.plot([across], [up], mark, color=shade, markersize=7, label=label)
+    axes.margins(x=0.15, y=0.15)
     axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=8, bbox_to_anchor=(1, 1), loc="upper left")
     name(axes, x, y, title)

@@ -34,21 +34,20 @@ def _near(one: float, other: float) -> bool:
 
 
 def roofline(axes: Any, flops: float, bandwidth: float, steps: Mapping[str, tuple[float, float]], title: str) -> None:
-    """`steps`: label -> (FLOPs per byte, FLOP/s reached); both axes are logarithmic."""
+    """`steps`: label -> (FLOPs per byte, FLOP/s reached); both axes are logarithmic. A crowd has one mark."""
     across = [intensity for intensity, _ in steps.values()]
     ridge = flops / bandwidth
-    ends = [min(*across, ridge) / 3, ridge, max(*across, ridge) * 6]
+    ends = [min(*across, ridge) / 3, ridge, max(*across, ridge) * 3]
     axes.plot(ends, [attainable(at, flops, bandwidth) / 1e9 for at in ends], color=SHADES[0], linewidth=2)
-    axes.annotate(
-        f"ridge: {ridge:.3g} FLOPs/byte", (ridge, flops / 1e9), (4, 5), textcoords="offset points", fontsize=8
-    )
+    below = {"xytext": (6, -12), "textcoords": "offset points", "fontsize": 8}
+    axes.annotate(f"ridge: {ridge:.2g} FLOPs/byte", (ridge, flops / 1e9), **below)
     for number, labels in enumerate(crowds(steps)):
         places = [steps[label] for label in labels]
-        style = {"marker": MARKERS[number % len(MARKERS)], "color": SHADES[1], "markersize": 6, "linestyle": ""}
-        axes.plot([at for at, _ in places], [reached / 1e9 for _, reached in places], **style)
-        right, top = max(at for at, _ in places), places[0][1] / 1e9
-        beside = (7, (-3, 7, -14)[number % 3])
-        axes.annotate(", ".join(labels), (right, top), beside, textcoords="offset points", fontsize=8)
+        style = {"marker": MARKERS[number % len(MARKERS)], "color": SHADES[1], "markersize": 7, "linestyle": ""}
+        up = [reached / 1e9 for _, reached in places]
+        axes.plot([at for at, _ in places], up, **style, label=", ".join(labels))
     axes.set(xscale="log", yscale="log")
+    axes.margins(y=0.1)
+    axes.legend(frameon=False, fontsize=9, bbox_to_anchor=(1, 1), loc="upper left")
     axes.grid(alpha=0.3, which="both")
     name(axes, "FLOPs per byte that must be read or written", "GFLOP/s", title)

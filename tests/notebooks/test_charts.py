@@ -21,6 +21,11 @@ RUN = Recording(
 )
 
 
+def named(axes):
+    """What the legend says."""
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
 @pytest.fixture
 def axes():
     (made,) = chart.panels()
@@ -34,6 +39,10 @@ def draw_lines(axes):
 
 def draw_bars(axes):
     chart.bars(axes, {"a": 1.0, "b": 2.5}, "rows", "time (s)", "found")
+
+
+def draw_ranks(axes):
+    chart.lying_bars(axes, {"a": 1.0, "b": 2.5}, "rows", "time (s)", "found")
 
 
 def draw_stacks(axes):
@@ -52,7 +61,7 @@ def draw_points(axes):
     chart.points(axes, {"a": (1, 2), "b": (3, 4)}, "rows", "time (s)", "found")
 
 
-@pytest.mark.parametrize("draw", [draw_lines, draw_bars, draw_stacks, draw_grid, draw_spans, draw_points])
+@pytest.mark.parametrize("draw", [draw_lines, draw_bars, draw_ranks, draw_stacks, draw_grid, draw_spans, draw_points])
 def test_both_axes_and_the_finding_are_named(axes, draw):
     draw(axes)
     assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title(loc="left")) == ("rows", "time (s)", "found")
@@ -70,6 +79,35 @@ def test_lines_differ_by_more_than_their_colour(axes):
     first, second = axes.lines[:2]
     assert first.get_linestyle() != second.get_linestyle()
     assert first.get_marker() != second.get_marker()
+
+
+def test_points_are_named_beside_the_figure_and_differ_by_their_marks(axes):
+    draw_points(axes)
+    assert named(axes) == ["a", "b"]
+    assert len({line.get_marker() for line in axes.lines}) == 2
+    assert not axes.texts
+
+
+def test_bars_that_lie_have_the_first_on_top(axes):
+    draw_ranks(axes)
+    assert [bar.get_width() for bar in axes.patches] == [1.0, 2.5]
+    assert axes.yaxis_inverted()
+
+
+def test_boxes_of_one_kind_have_one_shade_in_all_lanes(axes):
+    boxes = [(0, 1, "launch 0"), (1, 1, "launch 1"), (2, 1, "read 0")]
+    chart.spans(axes, {"a": boxes, "b": [(0, 1, "read 1")]}, "rows", "time (s)", "found")
+    launch, other, read, below = (bar.get_facecolor() for bar in axes.patches)
+    assert launch == other != read == below
+
+
+def test_logarithmic_axes_have_plain_numbers_at_the_ticks_that_are_asked_for(axes):
+    draw_lines(axes)
+    chart.logarithmic(axes, x=[1, 1024])
+    axes.figure.canvas.draw()
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "1,024"]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
+    assert not len(axes.get_xticks(minor=True))
 
 
 def test_neighbouring_shades_differ_in_grey():
@@ -99,7 +137,8 @@ def test_the_roof_is_bandwidth_below_the_ridge_and_the_peak_above(axes):
     roofline(axes, 100e9, 10e9, STEPS, "found")
     xs, ys = axes.lines[0].get_data()
     assert (xs[1], ys[1]) == (10, 100)
-    assert [text.get_text() for text in axes.texts] == ["ridge: 10 FLOPs/byte", "now", "then"]
+    assert [text.get_text() for text in axes.texts] == ["ridge: 10 FLOPs/byte"]
+    assert named(axes) == ["now", "then"]
 
 
 def test_steps_that_lie_together_are_named_together():
