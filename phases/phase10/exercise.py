@@ -13,6 +13,7 @@ It builds on the reference of phase 9; to build on your own, import that instead
 """
 
 import os
+import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
@@ -370,7 +371,8 @@ class Processes(Others):
         self.threads_before = torch.get_num_threads()
         self.threads = max(1, self.threads_before // world)
         torch.set_num_threads(self.threads)
-        run_on(share(CORES, 0, world))
+        self.thread = threading.get_native_id()
+        run_on(share(CORES, 0, world), self.thread)
         self.all: list[Process] = []
         try:
             for rank in range(1, world):
@@ -423,7 +425,7 @@ class Processes(Others):
             process.bury(patience=1.0)
         if processes:
             torch.set_num_threads(self.threads_before)
-            run_on(CORES)
+            run_on(CORES, self.thread)
 
 
 def share(cores: AbcSequence[int], rank: int, world: int) -> AbcSequence[int]:

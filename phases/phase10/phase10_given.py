@@ -589,11 +589,11 @@ class Process:
         self.printed.close()
 
 
-def run_on(cores: Items[int], process: int = 0) -> None:
-    """Let a process that has one thread yet, or this thread (0) and those that it starts, run on these cores only."""
+def run_on(cores: Items[int], thread: int) -> None:
+    """Let a thread, or a process that has one yet, run on these cores only, and all threads that it starts."""
     if cores:
         with suppress(OSError):  # it has ended, or may not: it is only a matter of speed
-            os.sched_setaffinity(process, cores)
+            os.sched_setaffinity(thread, cores)
 
 
 def environment(threads: int) -> dict[str, str]:

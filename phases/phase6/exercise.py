@@ -34,6 +34,7 @@ from phase6_given import (
     _moved,
     aten,
     available,
+    call,
     divisor,
     fbgemm,
     frozen,
@@ -163,7 +164,8 @@ class Kernel(ABC):
 
     def takes(self, rows: Tensor) -> bool:
         """Whether to multiply these rows with it; the others go to `Dequantize`."""
-        return rows.dtype in self.dtypes and 0 < len(rows) <= (self.most_rows or len(rows))
+        count = rows.shape[0]
+        return rows.dtype in self.dtypes and 0 < count <= (self.most_rows or count)
 
     def pack(self, layer: "QuantizedLinear") -> tuple[Parts, Any]:
         """What this kernel multiplies with, made of the scheme's parts, which the layer holds: tensors, and others."""
@@ -256,7 +258,9 @@ class FbgemmHalf(Fbgemm):
 
     def product(self, layer: "QuantizedLinear", rows: Tensor) -> Tensor:
         """One operator."""
-        return torch.ops.quantized.linear_dynamic_fp16.default(rows.float(), layer.packed).to(rows.dtype)
+        wide = rows.float()
+        made = call(torch.ops.quantized.linear_dynamic_fp16.default, wide, layer.packed)
+        return made if wide is rows else made.to(rows.dtype)
 
 
 class FbgemmInt8(Fbgemm):
@@ -301,7 +305,7 @@ class FbgemmInt8(Fbgemm):
         """Rows of float32 within ±1, rounded and multiplied."""
         steps = 127 if has_vnni() else 63
         multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
-        return multiply(units, 1 / steps, steps + 1, layer.packed)
+        return call(multiply, units, 1 / steps, steps + 1, layer.packed)
 
 
 # ==== phase6/int4.py ================================================================================================

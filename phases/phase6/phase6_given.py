@@ -3,7 +3,7 @@
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -131,6 +131,16 @@ MOST_PADDING = 2.0
 def padded(out_features: int, in_features: int, block: int) -> int:
     """Numbers that FBGEMM stores for a weight: in blocks of 512 columns and `block` channels, seen on AVX-512."""
     return -(-out_features // block) * block * -(-in_features // 512) * 512
+
+
+def call(operator: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """An operator that takes a packed weight.
+
+    torch asks each argument whether it overrides functions, and a packed weight answers with an exception in C++: that
+    takes 8 µs, as long as a product of some hundred thousand weights. So it is told not to ask.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        return operator(*arguments)
 
 
 def unit_rows(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ It builds on the reference of phase 6; to build on your own, import that instead
 
 import types
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -27,6 +28,7 @@ from phase7_given import (
     WORTHWHILE,
     Decoding,
     FusionOptions,
+    SummedProduct,
     _frozen,
     _nothing,
     _only,
@@ -44,7 +46,7 @@ from minfer.core.gpt2 import GPT2, GPT2Block
 from minfer.core.model import Block, Transformer
 from minfer.core.rope import rotate
 from minfer.phase6 import Engine as Phase6Engine
-from minfer.phase6 import PagedKVCache, PagedStep
+from minfer.phase6 import KernelUse, PagedKVCache, PagedStep
 
 # ==== phase7/merge.py ===============================================================================================
 # Merging linear layers that read the same input: one product in place of several, with the very same weights.
@@ -242,17 +244,20 @@ class FusedModel(nn.Module):
         raise NotImplementedError("P7 task 2: FusedModel.forward")
 
     def decode(
-        self, blocks: list[Any], attention: Sequence[Any], x: Tensor, q: Tensor, k: Tensor, v: Tensor, rotary: Any
-    ) -> tuple[Tensor, ...]:
-        """From the first layer's q, k and v to the last one's, with heads side by side on the way."""
-        assert self.decoding is not None
+        self, region: Decoding, attention: Sequence[Any], x: Tensor, q: Tensor, k: Tensor, v: Tensor, rotary: Any
+    ) -> Tensor:
+        """From the first layer's q, k and v to what leaves the last, `(B, hidden)`; heads are side by side on the way.
+
+        The last layer goes on into itself, and nobody reads those q, k and v: one product too many takes less than the
+        operators of an end that is not compiled, and needs no graph of its own.
+        """
+        blocks: list[Any] = list(self.layers)
         parts = (x, *(part.flatten(1) for part in (q, k, v)))
-        for block, following, attend in zip(blocks, blocks[1:], attention, strict=False):
+        for block, following, attend in zip(blocks, [*blocks[1:], blocks[-1]], attention, strict=True):
             self.will_run(following)
-            parts = self.decoding(block, following, attend, parts, rotary)
+            parts = region(block, following, attend, parts, rotary)
             self.has_run(block)
-        x, *heads = parts
-        return x, *(part.unflatten(-1, (-1, blocks[0].head_dim)) for part in heads)
+        return parts[0]
 
 
 class FusedTransformer(FusedModel):
@@ -322,6 +327,17 @@ class Engine(Phase6Engine):
         if alike(model.layers) and self.device.torch_device.type == "cpu":
             model.decoding = Decoding(partial(self.compilation.compiled, guarded_by="x"))
         model.between = self.compilation.compiled(between)
+
+    @property
+    def kernels(self) -> dict[str, KernelUse]:
+        """As before; and the products with a single row that the compiler wrote itself, of which no layer knows."""
+        uses = super().kernels
+        decoding = getattr(self.model, "decoding", None)
+        summed = [name for name, part in self.model.named_modules() if isinstance(part, SummedProduct)]
+        if decoding is not None and summed:
+            each = len(summed) // len(self.model.layers)  # type: ignore[arg-type]
+            uses["compiled sums"] = KernelUse(summed, Counter({1: each * decoding.lone}))
+        return uses
 
     def allocate(self) -> None:
         """As before; and compile now, so that no request waits for it."""

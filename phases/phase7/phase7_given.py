@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from minfer.core.device import Device
 from minfer.core.model import wide
 from minfer.core.options import option
-from minfer.phase6 import FbgemmInt8, PagedAttention, QuantizationOptions, QuantizedLinear, unit_rows
+from minfer.phase6 import FbgemmInt8, Int8Pack, PagedAttention, QuantizationOptions, QuantizedLinear, unit_rows
 
 # ==== phase7/merge.py ===============================================================================================
 # Merging linear layers that read the same input: one product in place of several, with the very same weights.
@@ -118,6 +118,7 @@ class Decoding:
 
     def __init__(self, compiled: Callable[[Any], Callable[..., Any]]) -> None:
         self.one, self.more = compiled(attend_and_go_on), compiled(attend_and_go_on)
+        self.lone = 0  # calls with a single row
 
     def serves(self, attention: Any) -> bool:
         """Whether a layer's attention, and so that of all, is of one token per request over a pool of blocks."""
@@ -130,7 +131,9 @@ class Decoding:
         self, block: Any, following: Any, attention: PagedAttention, parts: tuple[Tensor, ...], rotary: Tensor | None
     ) -> tuple[Tensor, ...]:
         """`parts`: x, q, k, v of a layer, all `(B, width)` -> those of the next."""
-        region = self.one if len(parts[0]) == 1 else self.more
+        alone = parts[0].shape[0] == 1
+        self.lone += alone
+        region = self.one if alone else self.more
         return region(block, following, *parts, rotary, attention.decode_inputs())
 
 
@@ -208,6 +211,31 @@ class UnitRowsProduct(Product):
         return y if self.layer.bias is None else y + self.layer.bias.to(y.dtype)
 
 
+class SummedProduct(Product):
+    """A layer of 8-bit codes that are stored as they are: for a single row the compiler writes the product itself.
+
+    A row meets each code once, so no layout would help: a loop over the codes is a sum like any other, and has no call.
+    A view by strides is of something stored: else what makes the row, a norm, would be computed again for each channel.
+    """
+
+    layer: QuantizedLinear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x `(*lead, in)` -> `(*lead, out)`."""
+        if not torch.compiler.is_compiling() or x.shape[:-1] != (1,):
+            return super().forward(x)
+        row = x.to(wide(x.dtype)).contiguous().as_strided((self.layer.in_features,), (1,))
+        sums = (self.layer.codes * row).sum(-1)  # of each channel
+        y = (sums * self.layer.scale).to(x.dtype).unsqueeze(0)
+        return y if self.layer.bias is None else y + self.layer.bias.to(y.dtype)
+
+    @staticmethod
+    def serves(layer: QuantizedLinear) -> bool:
+        """Whether the codes are there to be read, on a CPU whose compiler widens many of them at once."""
+        stored = isinstance(layer.kernel, Int8Pack) and layer.codes.device.type == "cpu"
+        return stored and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
 class PackedLinear(nn.Module):
     """A linear layer on a CPU whose weight is laid out as oneDNN's product wants it; no second copy is kept."""
 
@@ -267,6 +295,8 @@ def product(layer: nn.Module, device: Device) -> nn.Module:
     """
     if isinstance(layer, QuantizedLinear) and isinstance(layer.kernel, FbgemmInt8):
         return UnitRowsProduct(layer, layer.out_features)
+    if isinstance(layer, QuantizedLinear) and SummedProduct.serves(layer):
+        return SummedProduct(layer, layer.out_features)
     if isinstance(layer, nn.Linear):
         fast = packed(layer, device)
         return layer if fast is layer else Product(fast, layer.out_features)
