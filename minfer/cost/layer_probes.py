@@ -13,7 +13,7 @@ from minfer.core.config import ModelConfig
 from minfer.core.device import Device
 from minfer.core.models import model_class
 from minfer.cost.hardware import Line
-from minfer.cost.probes import DECODES, PASSES, ROWS, Found, line, products, products_of, seconds, weights_in
+from minfer.cost.probes import DECODES, PASSES, ROWS, Found, blocks_of, line, products, products_of, seconds, weights_in
 from minfer.phase5 import PagedKVCache, PagedStep
 from minfer.phase7.product import Product
 
@@ -45,7 +45,7 @@ def short(config: ModelConfig) -> Any:
 
 def without_products(model: Any) -> Any:
     """The same model, in whose layers nothing is multiplied."""
-    for owner in list(model.layers.modules()):
+    for owner in list(blocks_of(model).modules()):
         for name, part in list(owner.named_children()):
             if isinstance(part, Product):
                 part.exchange(Given(part.out_features))
@@ -85,7 +85,7 @@ def products_in_place(model: Any, rows_dtype: torch.dtype, beside: Line, device:
     Called one after another, products find the other threads awake: after a dozen small operators they do not.
     """
     took = dict(products(model, rows_dtype, device))
-    weights, blocks = sum(map(weights_in, products_of(model))), len(model.layers)
+    weights, blocks = sum(map(weights_in, products_of(model))), len(blocks_of(model))
     head = took["head", 1] * weights_in(model.lm_head)
     again: dict[tuple[str, int], float] = {}
     for rows in ROWS * PASSES:

@@ -73,7 +73,12 @@ def products(model: Any, rows_dtype: torch.dtype, device: Device) -> Found:
 
 def products_of(model: Any) -> list[Any]:
     """The linear layers of its blocks."""
-    return [one for one in model.layers.modules() if isinstance(one, LAYERS)]
+    return [one for one in blocks_of(model).modules() if isinstance(one, LAYERS)]
+
+
+def blocks_of(model: Any) -> Any:
+    """The `ModuleList` of its blocks: `h` in GPT-2 as files name it, `layers` elsewhere."""
+    return getattr(model, "layers", None) or model.h
 
 
 def each(layers: list[Any], inputs: dict[int, Tensor]) -> None:

@@ -8,7 +8,7 @@ Loses     With many rows at once, which are bound by arithmetic; and where only 
 """
 
 from minfer.phase5 import PagedAttention, PagedKVCache, PagedStep, Step
-from minfer.phase6.engine import Engine, KernelUse, QuantizationOptions
+from minfer.phase6.engine import Engine, QuantizationOptions
 from minfer.phase6.fbgemm import FbgemmInt8, unit_rows
 from minfer.phase6.names import find_scheme
 from minfer.phase6.packed_mm import Int8Pack
@@ -19,7 +19,6 @@ __all__ = [
     "Engine",
     "FbgemmInt8",
     "Int8Pack",
-    "KernelUse",
     "PagedAttention",
     "PagedKVCache",
     "PagedStep",

@@ -76,7 +76,6 @@ class Decoding:
 
     def __init__(self, compiled: Callable[[Any], Callable[..., Any]]) -> None:
         self.one, self.more = compiled(attend_and_go_on), compiled(attend_and_go_on)
-        self.lone = 0  # calls with a single row
 
     def serves(self, attention: Any) -> bool:
         """Whether a layer's attention, and so that of all, is of one token per request over a pool of blocks."""
@@ -89,7 +88,5 @@ class Decoding:
         self, block: Any, following: Any, attention: PagedAttention, parts: tuple[Tensor, ...], rotary: Tensor | None
     ) -> tuple[Tensor, ...]:
         """`parts`: x, q, k, v of a layer, all `(B, width)` -> those of the next."""
-        alone = parts[0].shape[0] == 1
-        self.lone += alone
-        region = self.one if alone else self.more
+        region = self.one if parts[0].shape[0] == 1 else self.more
         return region(block, following, *parts, rotary, attention.decode_inputs())

@@ -1,6 +1,5 @@
 """Phase 7's change: `prepare_model` merges products and compiles what lies between two attentions."""
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,11 +8,10 @@ from torch import Tensor, nn
 
 from minfer.core.options import option
 from minfer.phase6 import Engine as Phase6Engine
-from minfer.phase6 import KernelUse, PagedKVCache, PagedStep, QuantizationOptions
+from minfer.phase6 import PagedKVCache, PagedStep, QuantizationOptions
 from minfer.phase7.compilation import Compilation
 from minfer.phase7.decoding import Decoding, alike
 from minfer.phase7.fused_model import FusedModel, between, fused
-from minfer.phase7.product import SummedProduct
 
 WARMUP_TOKENS = (1, 7)  # one row is a size of its own to the compiler; seven stands for any other number
 WARMUP_BLOCKS = 3  # of a decode step: any number above 1
@@ -53,17 +51,6 @@ class Engine(Phase6Engine):
         if alike(model.layers) and self.device.torch_device.type == "cpu":
             model.decoding = Decoding(partial(self.compilation.compiled, guarded_by="x"))
         model.between = self.compilation.compiled(between)
-
-    @property
-    def kernels(self) -> dict[str, KernelUse]:
-        """As before; and the products with a single row that the compiler wrote itself, of which no layer knows."""
-        uses = super().kernels
-        decoding = getattr(self.model, "decoding", None)
-        summed = [name for name, part in self.model.named_modules() if isinstance(part, SummedProduct)]
-        if decoding is not None and summed:
-            each = len(summed) // len(self.model.layers)  # type: ignore[arg-type]
-            uses["compiled sums"] = KernelUse(summed, Counter({1: each * decoding.lone}))
-        return uses
 
     def allocate(self) -> None:
         """As before; and compile now, so that no request waits for it."""

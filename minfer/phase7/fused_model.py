@@ -1,5 +1,6 @@
 """FusedModel: the model's forward, cut at each attention, so that one region between two of them serves all layers."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from minfer.core.gpt2 import GPT2
 from minfer.core.model import Transformer
 from minfer.phase7.blocks import FusedBlock, FusedGPT2Block
 from minfer.phase7.decoding import Decoding
-from minfer.phase7.product import head, product
+from minfer.phase7.product import SUMMED, SummedProduct, head, product
 
 
 def between(block: Any, following: Any, x: Tensor, attended: Tensor, rotary: Tensor | None) -> tuple[Tensor, ...]:
@@ -40,6 +41,7 @@ class FusedModel(nn.Module):
         self.will_run: Callable[[nn.Module], None] = _nothing
         self.has_run: Callable[[nn.Module], None] = _nothing
         self.decoding: Decoding | None = None
+        self.summed: list[Counter[tuple[str, int]]] = []  # counts of the layers that are summed for a lone row
 
     def embed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """Token ids and positions `(*lead,)` -> `(*lead, hidden)` and the rotary rows, where the model has them."""
@@ -51,6 +53,7 @@ class FusedModel(nn.Module):
             for name in block.linear:  # type: ignore[union-attr]
                 setattr(block, name, product(getattr(block, name), device))
         self.lm_head = head(self.lm_head, self.embedding)
+        self.summed = [part.layer.ran for part in self.modules() if isinstance(part, SummedProduct)]
 
     @property
     def embedding(self) -> nn.Embedding:
@@ -96,6 +99,9 @@ class FusedModel(nn.Module):
             self.will_run(following)
             parts = region(block, following, attend, parts, rotary)
             self.has_run(block)
+        if len(x) == 1:
+            for ran in self.summed:
+                ran[SUMMED, 1] += 1
         return parts[0]
 
 

@@ -82,6 +82,10 @@ class UnitRowsProduct(Product):
         return y if self.layer.bias is None else y + self.layer.bias.to(y.dtype)
 
 
+SUMMED = "compiled sums"
+"""The kernel's name where an engine says which ran."""
+
+
 class SummedProduct(Product):
     """A layer of 8-bit codes that are stored as they are: for a single row the compiler writes the product itself.
 

@@ -36,9 +36,11 @@ def test_a_model_without_products_has_all_operators_but_those(family, made):
         with torch.inference_mode(), Traffic(model) as traffic:
             model(ids, ids, [attended] * layer_probes.LAYERS, ids[:1])
         calls.append(traffic.calls)
-    assert calls[0]["products"] > layer_probes.LAYERS
-    assert calls[1]["products"] == 1, "the head"
     assert calls[0]["others"] == calls[1]["others"]
+    layers = list(probes.blocks_of(model).modules())
+    assert not any(isinstance(part, probes.LAYERS) for part in layers)
+    given = [part for part in layers if isinstance(part, layer_probes.Given)]
+    assert len(given) == calls[0]["products"] - 1, "all but the head"
 
 
 def test_what_is_decoded_is_the_last_token_of_each_request_over_blocks_of_its_own():
@@ -67,7 +69,16 @@ def test_products_in_place_take_what_a_forward_takes_less_what_lies_beside_them(
 def test_attention_that_is_compiled_gathers_nothing_and_has_its_own_line():
     config = tiny_model("llama", 17).config
     line = Line(1e-3, 1e-6)
-    made = Hardware("x", "x", 1e9, 1e9, {"float32": 1e15}, 0.0, decode={"float32": Line(9.0, 9.0), COMPILED: line})
+    made = Hardware(
+        "x",
+        "x",
+        1e9,
+        1e9,
+        {"float32": 1e15},
+        0.0,
+        decode={"float32": Line(9.0, 9.0), COMPILED: line},
+        prefill={"float32": Line(1.0, 1.0)},
+    )
     step = Step.decode([40, 33], 16)
     terms = CostModel(Setup(config, 7), made).step(step)
     assert terms.copies == 0

@@ -18,6 +18,7 @@ class OtherParts(Engine):
     def allocate(self):
         super().allocate()
         self.scheduler = self.Scheduler(self.Allocator(self.cache.num_blocks), self.scheduler.limits)
+        self.owners, self.cache.tables = self.scheduler.running, self.scheduler.tables
 
 
 # ---- frees and leaks -------------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def test_limits_that_are_none_are_refused(given):
 
 def test_nothing_is_logged_of_what_was_said(engine, caplog):
     with serving(engine) as own, caplog.at_level("INFO", "minfer.access"):
-        own.post(COMPLETIONS, prompt="secretprompt", max_tokens=3, user="secretuser")
+        own.post(COMPLETIONS, prompt="secretprompt", max_tokens=3, ignore_eos=True, user="secretuser")
         own.post("/v1/chat/completions", messages=[{"role": "user", "content": "secretprompt"}], temperature=-1)
         own.ask("GET", "/v1/models?secretprompt")
         until(lambda: len(caplog.records) >= 3)
