@@ -114,7 +114,7 @@ async def _ask(plan: Plan, prompt: Any) -> list[Part]:
         f"content-length: {len(body)}\r\n\r\n"
     )
     loop = asyncio.get_running_loop()
-    transport, listener = await loop.create_connection(Listener, place.hostname, place.port or 80)
+    transport, listener = await loop.create_connection(Listener, place.hostname or "", place.port or 80)
     try:
         transport.write(head.encode() + body)
         await listener.ended
