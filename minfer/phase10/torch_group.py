@@ -29,7 +29,7 @@ def require_distributed() -> None:
 
 
 class TorchGroup(Group):
-    """Operations on `made`, which fail after `timeout` seconds without an answer of the others (NCCL: as made)."""
+    """Operations on `made`, which fail after `timeout` seconds without an answer from the others."""
 
     def __init__(self, made: Any, timeout: float) -> None:
         self.made: Any = made
