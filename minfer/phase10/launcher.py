@@ -20,7 +20,7 @@ from minfer.phase10.torch_group import require_distributed
 from minfer.phase10.worker import run_rank
 
 LOAD_SECONDS = 600.0
-"""Within which torchrun's ranks must have loaded; of processes of our own, rank 0 hears more."""
+"""Within which torchrun's ranks must have loaded. Processes that rank 0 starts report each tensor: see `Processes`."""
 
 _engines = count()
 

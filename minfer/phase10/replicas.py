@@ -162,7 +162,7 @@ class Replicas:
         return advanced
 
     def blame(self, error: RankError) -> RankError:
-        """What the replica died of that this was noticed by, in its own words if it had any."""
+        """The error to raise for `error`: what the replica behind it died of, in its own words if it had any."""
         time.sleep(0.1)
         dead = next((replica for replica in self.all if replica.process.is_dead), None)
         return error if dead is None else RankError(dead.process.obituary())
