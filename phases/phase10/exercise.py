@@ -803,7 +803,7 @@ class Replicas:
         return advanced
 
     def blame(self, error: RankError) -> RankError:
-        """What the replica died of that this was noticed by, in its own words if it had any."""
+        """The error to raise for `error`: what the replica behind it died of, in its own words if it had any."""
         time.sleep(0.1)
         dead = next((replica for replica in self.all if replica.process.is_dead), None)
         return error if dead is None else RankError(dead.process.obituary())
@@ -1057,7 +1057,7 @@ class Engine(ReplicatedEngine):
         return model
 
     def allocate(self) -> None:
-        """As before, and the same on all ranks; a stage that is not the last gives on all rows, not those of logits."""
+        """As before, and the same on all ranks. A stage that is not the last passes on all rows, not only `rows`."""
         options = self.options
         self.ranks = options.ranks if isinstance(options.ranks, Ranks) else None
         if self.ranks is None:
@@ -1075,7 +1075,7 @@ class Engine(ReplicatedEngine):
             super().allocate()
 
     def warmup(self) -> None:
-        """As before, each rank by itself: whether and how long one compiles is no matter to the others."""
+        """As before, each rank by itself: none waits for another one's compiler."""
         with self.ranks.alone() if self.ranks else nullcontext():
             super().warmup()
 

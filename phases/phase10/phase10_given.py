@@ -507,7 +507,7 @@ START_SECONDS = 60.0
 """Within which a process must have imported torch."""
 
 GRACE_SECONDS = 2.0
-"""After the first sign of trouble, within which a failed rank must have said what it died of; the others are told."""
+"""How long after the first sign of trouble rank 0 waits for the failed rank's own words."""
 
 CORES: Items[int] = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
 """Those that this process may run on; unknown on macOS."""
@@ -681,7 +681,7 @@ def run(work: Callable[[Job, Voice], None]) -> None:
 
 
 LOAD_SECONDS = 600.0
-"""Within which torchrun's ranks must have loaded; of processes of our own, rank 0 hears more."""
+"""Within which torchrun's ranks must have loaded. Processes that rank 0 starts report each tensor: see `Processes`."""
 
 _engines = count()
 

@@ -215,8 +215,9 @@ class PagedKVCache:
         return block_size * config.kv_numbers_per_token * dtype.itemsize
 
     def usage(self, owners: list[Sequence]) -> KVUsage:
-        """How much of the blocks that `owners` hold is filled; shared ones count once. Paging loses only what is empty
-        in each last block. May be asked while another thread steps.
+        """How much of the blocks that `owners` hold is filled; shared blocks count once.
+
+        Paging wastes only the empty slots of each request's last block. May be called while another thread steps.
         """
         filled: dict[int, int] = {}
         for sequence in list(owners):
@@ -519,7 +520,7 @@ def _usage(usage: KVUsage) -> dict[str, float]:
 
 
 def contiguous_usage(scheduler: Scheduler) -> KVUsage:
-    """What it were in a contiguous cache, which reserves for each running request the longest that it could become."""
+    """As if in a contiguous cache, which reserves for each running request the longest that it could become."""
     return KVUsage.of(scheduler.running, sum(sequence.max_length for sequence in scheduler.running))
 
 
