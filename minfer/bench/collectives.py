@@ -141,7 +141,7 @@ class Measurement:
         return self.timed(run, min(max(calls, LEAST_CALLS), MOST_CALLS))
 
     def timed(self, run: Callable[[], object], calls: int) -> float:
-        """Seconds a call, of so many, from when all ranks are there until all are done."""
+        """The mean seconds of `calls` calls, from when all ranks are there until all are done."""
         device, all_are_here = self.ranks.device, torch.zeros(1, device=self.ranks.device.torch_device)
         self.ranks.world.all_reduce(all_are_here)
         start = device.clock()

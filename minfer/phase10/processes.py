@@ -168,7 +168,7 @@ class Processes(Others):
             time.sleep(0.005)
 
     def blame(self, error: RankError) -> RankError:
-        """As `Others`: whoever has failed of itself; else who died; else all hang, as `error` says."""
+        """As `Others`: a rank that failed by itself, else one that died; if none did, all hang, as `error` says."""
         deadline = time.monotonic() + GRACE_SECONDS
         while not any(p.is_dead for p in self.all) and time.monotonic() < deadline:
             time.sleep(0.01)
