@@ -405,7 +405,7 @@ class Processes(Others):
             time.sleep(0.005)
 
     def blame(self, error: RankError) -> RankError:
-        """As `Others`: whoever has failed of itself; else who died; else all hang, as `error` says."""
+        """As `Others`: a rank that failed by itself, else one that died; if none did, all hang, as `error` says."""
         deadline = time.monotonic() + GRACE_SECONDS
         while not any(p.is_dead for p in self.all) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -567,7 +567,7 @@ def launcher_of(wanted: Any) -> Launcher:
 class RowParallel(nn.Module):
     """y = Σ over ranks of x·Wᵀ, + b. Each rank has the columns of W that its own channels of x meet.
 
-    No `nn.Linear`, but around one: whoever quantises or packs linear layers finds that, and the sum stays.
+    It wraps an `nn.Linear` rather than being one: what quantises or packs linear layers finds that, and the sum stays.
     """
 
     def __init__(self, linear: nn.Linear, group: Group) -> None:
@@ -832,7 +832,7 @@ def started(number: int, engine_cls: type, model: str, options: dict[str, Any], 
 
 
 # ==== phase10/replicated.py =========================================================================================
-# Data parallel: an engine whose queue is answered by itself and by replicas of it, whoever has the least to do.
+# Data parallelism: an engine whose queue is answered by itself and its replicas, the least loaded one first.
 
 
 class ReplicatedEngine(PreviousEngine):

@@ -283,9 +283,10 @@ class PagedAttention:
         raise NotImplementedError("P5 task 2: PagedAttention.__call__")
 
     def decode_inputs(self) -> list[Tensor]:
-        """For whoever computes this layer's decode rows himself: see `Decoding` of phase 7.
+        """A decode step's tensors, for a later phase that stores and attends by itself instead of calling this layer.
 
-        Keys and values of all slots, of the step's rows where they are stored, what they read, and what they see.
+        Keys and values of the pool `(slots, n_kv_heads * head_dim)`; the slots `(B,)` to write; the slots to read and
+        their mask, both `(B, blocks * block_size)`.
         """
         step = self.cache.step
         return [*self.slots, step.slots, step.context, step.masks[self.window].flatten(1)]
