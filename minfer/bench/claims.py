@@ -1,4 +1,4 @@
-"""Claims: the comparisons that the phases are about, run by run of one interleaved series, and what was asked for."""
+"""Claims: the comparisons that the phases are about, run by run of one interleaved series, and their targets."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Claim:
     workload: str
     names: tuple[str, ...]
     other: str
-    asked: float | None = None
+    target: float | None = None
 
 
 HALVES = ("phase 7 fp32", "phase 7 fp16")
@@ -35,9 +35,9 @@ CLAIMS = [
     Claim("decode-1", INT8, "phase 7 fp16", 1.1),
     Claim("decode-1", INT8, "llama.cpp q8_0", 0.6),
     *(
-        Claim(f"decode-{count}", names, other, asked)
+        Claim(f"decode-{count}", names, other, target)
         for count in (16, 32)
-        for names, other, asked in (
+        for names, other, target in (
             (FP16, PEER, 4),
             (FP16, "llama.cpp f16", 1.1),
             (ROWS, "llama.cpp q8_0", 1.5),
@@ -79,10 +79,10 @@ def _said(claim: Claim, part: dict[str, Any]) -> Iterator[str]:
         return
     best = max(names, key=lambda name: median(part, name))
     noun, _ = throughput(part)
-    asked = f" (asked: {claim.asked:g})" if claim.asked else ""
+    target = f" (target: {claim.target:g})" if claim.target else ""
     for other in measured:
         if other == claim.other or (claim.other == PEER and other.startswith(PEER)):
-            yield f"{claim.workload}: {best} makes {ratio(part, best, other)} times the {noun} of {other}{asked}"
+            yield f"{claim.workload}: {best} makes {ratio(part, best, other)} times the {noun} of {other}{target}"
 
 
 def median(part: dict[str, Any], name: str) -> float:

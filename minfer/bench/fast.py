@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,9 +48,10 @@ class FastBench:
         self, model: str, device: str, repeats: int, only: list[str], out: Path | None, console: Console
     ) -> None:
         self.model, self.device, self.repeats, self.only = model, Device.get(device), repeats, only
-        self.folder, self.out, self.console = resolve(model), out, console
+        self.folder, self.console = resolve(model), console
         self.module = Engine.build_model(Checkpoint(self.folder), EngineOptions(device=self.device, dtype="float32"))
-        self.made = self._resumed() or self._begun()
+        self.made = ledger.resumed(out, self.command, console) or self._begun()
+        self.save = partial(ledger.save, out, self.made)
 
     @property
     def command(self) -> str:
@@ -71,17 +73,6 @@ class FastBench:
             "ran": {},
         }
 
-    def _resumed(self) -> dict[str, Any] | None:
-        """What an interrupted run left in the file."""
-        found = ledger.unfinished(self.out, self.command)
-        if found is not None:
-            self.console.print(f"minfer: going on with {self.out}", highlight=False)
-        return found
-
-    def _save(self) -> None:
-        if self.out is not None:
-            ledger.save(self.out, self.made)
-
     def measure(self) -> dict[str, Any]:
         """Run what is missing; returns the ledger."""
         with TemporaryDirectory(prefix="minfer-bench-") as scratch:
@@ -95,7 +86,7 @@ class FastBench:
                 self.look(contestants, task, part)
         self.made["ran"] = {contestant.name: contestant.effective() for contestant in contestants}
         self.made["finished"] = True
-        self._save()
+        self.save()
         return self.made
 
     def load(self, row: Row) -> Contestant:
@@ -115,7 +106,7 @@ class FastBench:
 
     def run(self, contestants: list[Contestant], task: workloads.Workload, part: dict[str, Any]) -> None:
         """One workload, in turn; the ledger is saved after every run."""
-        series = ledger.series(part, self._save)
+        series = ledger.series(part, self.save)
         interleave(contestants, task, self.repeats, self.console, series)
         series.keep()
 
@@ -128,7 +119,7 @@ class FastBench:
             if isinstance(contestant, EngineContestant) and row["samples"] and "step" not in row:
                 with self.console.status(f"{task.name}: looking into {contestant.name}"):
                     row["step"] = parts_of_a_step(contestant, task, ledger.runs(row), self.made["event_s"])
-                self._save()
+                self.save()
 
 
 def all_workloads(module: nn.Module) -> list[workloads.Workload]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -39,7 +40,7 @@ class FullTable:
 
     def __init__(self, model: str, device: str, asked: dict[str, Any], out: Path | None, console: Console) -> None:
         """`asked`: num_prompts, input_len, output_len, repeats, seed, only: what must agree to go on with a file."""
-        self.folder, self.device, self.out, self.console = resolve(model), Device.get(device), out, console
+        self.folder, self.device, self.console = resolve(model), Device.get(device), console
         self.model, self.asked = model, asked
         self.module: nn.Module = Engine.build_model(
             Checkpoint(self.folder), EngineOptions(device=self.device, dtype="float32")
@@ -52,7 +53,8 @@ class FullTable:
                 f"the {self.config.context} tokens that {model} takes"
             )
         self.workload = batch(self.config.vocab_size, asked["num_prompts"], *lengths, asked["seed"])
-        self.made = self._resumed() or self._begun()
+        self.made = ledger.resumed(out, command(model, asked), console) or self._begun()
+        self.save = partial(ledger.save, out, self.made)
 
     # ---- the ledger ----------------------------------------------------------------------------------------------
 
@@ -72,17 +74,6 @@ class FullTable:
             "finished": False,
             "parts": [ledger.entry(self.workload, {})],
         }
-
-    def _resumed(self) -> dict[str, Any] | None:
-        """What an interrupted table left in the file."""
-        found = ledger.unfinished(self.out, command(self.model, self.asked))
-        if found is not None:
-            self.console.print(f"minfer: going on with {self.out}", highlight=False)
-        return found
-
-    def _save(self) -> None:
-        if self.out is not None:
-            ledger.save(self.out, self.made)
 
     @property
     def part(self) -> dict[str, Any]:
@@ -111,7 +102,7 @@ class FullTable:
                     getattr(contestant, "close", lambda: None)()
         self.predict()
         self.made["finished"] = True
-        self._save()
+        self.save()
         return self.made
 
     def load(self, rows: list[Row]) -> list[Contestant]:
@@ -127,7 +118,7 @@ class FullTable:
             if made is not None:
                 contestants.append(made)
                 entry.setdefault("memory", {})["loading_bytes"] = peak.bytes
-        self._save()
+        self.save()
         return contestants
 
     def tried(self, name: str, work: Callable[[], Any]) -> Any:
@@ -140,7 +131,7 @@ class FullTable:
 
     def run(self, contestants: list[Contestant]) -> None:
         """In turn; the ledger is saved after every run."""
-        state = ledger.series(self.part, self._save)
+        state = ledger.series(self.part, self.save)
         interleave(contestants, self.workload, self.asked["repeats"], self.console, state)
         state.keep()
 
@@ -156,7 +147,7 @@ class FullTable:
                 if isinstance(contestant, EngineContestant):
                     self._look_into(contestant, entry, guard)
                 entry["figures"] = figures(ledger.runs(entry), self.workload.input_tokens)
-            self._save()
+            self.save()
 
     def _look_into(self, contestant: EngineContestant, entry: dict[str, Any], guard: Guard) -> None:
         engine: Any = contestant.engine

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from minfer.bench.runner import Series
 from minfer.bench.sample import Sample
@@ -91,8 +92,18 @@ def unfinished(path: Path | None, command: str) -> dict[str, Any] | None:
     return found
 
 
-def save(path: Path, ledger: dict[str, Any]) -> None:
-    """Write a ledger whole or not at all."""
+def resumed(path: Path | None, command: str, console: Console) -> dict[str, Any] | None:
+    """As `unfinished`, and tells the user when there is something to go on with."""
+    found = unfinished(path, command)
+    if found is not None:
+        console.print(f"minfer: going on with {path}", highlight=False)
+    return found
+
+
+def save(path: Path | None, ledger: dict[str, Any]) -> None:
+    """Write a ledger whole or not at all; nowhere if no file was asked for."""
+    if path is None:
+        return
     partial = path.with_suffix(path.suffix + ".part")
     partial.write_text(json.dumps(_rounded(ledger), indent=1) + "\n", encoding="utf-8")
     partial.replace(path)

@@ -96,7 +96,7 @@ async def _within(gate: asyncio.Semaphore, plan: Plan, prompt: Any) -> tuple[Res
 
 
 def _heard(result: Result, parts: list[Part]) -> Result:
-    """What one client saw, from what it heard."""
+    """`result` with what its `parts` say; an answer that cannot be read is its error."""
     try:
         if not result.error:
             _read(parts, result)
@@ -114,7 +114,7 @@ async def _ask(plan: Plan, prompt: Any) -> list[Part]:
         f"content-length: {len(body)}\r\n\r\n"
     )
     loop = asyncio.get_running_loop()
-    transport, listener = await loop.create_connection(Listener, place.hostname, place.port or 80)
+    transport, listener = await loop.create_connection(Listener, place.hostname or "", place.port or 80)
     try:
         transport.write(head.encode() + body)
         await listener.ended
@@ -124,14 +124,14 @@ async def _ask(plan: Plan, prompt: Any) -> list[Part]:
 
 
 class Listener(asyncio.Protocol):
-    """Notes what comes, and when. What it says is read when all is over: reading would take the server's time."""
+    """Records what arrives, and when. It is parsed after the run: parsing now would take CPU time from the server."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.ended = asyncio.get_running_loop().create_future()
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes, perhaps a part of an event, perhaps several."""
+        """Some bytes: part of an event, or several events."""
         self.parts.append((time.perf_counter(), data))
         if data.endswith(DONE):
             self.connection_lost(None)

@@ -30,10 +30,10 @@ TOKENS = 9  # of each request: eight decode steps
 def parts_of_a_step(
     contestant: EngineContestant, workload: Workload, samples: list[Sample], event_s: float
 ) -> dict[str, float]:
-    """Seconds of a step, by part; `event_s` is what the profiler takes for an event.
+    """Seconds of a step, by part; `event_s` is the time that the profiler takes to note one event.
 
-    `host_s` is what lay outside of forwards in the counted runs, by their steps; `step_s` is a step of these, and
-    `rest_s` what of it no part explains (less than 0: the profiled steps took longer).
+    `host_s` is the time outside of forwards in the counted runs, per step; `step_s` is a step of those runs, and
+    `rest_s` what no part of it explains (negative: the profiled steps took longer).
     """
     engine: Any = contestant.engine
     forward, steps = engine.forward, 0
@@ -67,7 +67,7 @@ def parts_of_a_step(
 
 
 def step_seconds(workload: Workload, run: Sample) -> float:
-    """Of a decode workload the mean step after every prompt; of a prefill all of it."""
+    """Seconds of one step: in a decode workload the mean once all prompts are computed; in a prefill the prompt's."""
     return len(workload.requests) / run.decode_throughput if workload.figure == "decode" else run.prefilled_s
 
 

@@ -7,8 +7,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from minfer.bench.collectives import Figure, Overlap, measure_all
+from minfer.bench.step_share import StepShare, step_share
 from minfer.core.errors import OptionsError
-from minfer.phase10.measurement import Figure, Overlap, StepShare, measure_all, step_share
 
 SIZES = [2**power for power in (10, 12, 14, 16, 18, 20, 22, 24)]
 WIDTH = 100

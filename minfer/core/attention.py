@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+MASK_BYTES = 11
+"""Bytes of a query-key pair while `causal_mask` makes its mask: an int64 distance and three bools."""
+
 
 class Attention(Protocol):
     """What the model needs of a layer's attention."""

@@ -83,7 +83,7 @@ def _strings(value: Any) -> Iterable[str]:
 
 
 class ChatTemplate:
-    """A model's template, with the helpers that Hugging Face promises to it, in Jinja's immutable sandbox.
+    """A model's template, with the functions that Hugging Face promises it, in Jinja's immutable sandbox.
 
     `names` are the variables of the special tokens: `bos_token`, `eos_token`, … (spellings).
     """

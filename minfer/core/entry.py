@@ -24,7 +24,7 @@ def place_of(one: Any) -> tuple[str, str, str]:
 
 
 def can_be_found(one: Any) -> bool:
-    """Whether another process can find a class or function: by its name, in a module that is no script's."""
+    """Whether another process can find a class or function by name: in a module with a file, not the main script."""
     module = sys.modules.get(one.__module__)
     in_file = str(getattr(module, "__file__", "")).endswith(".py") and one.__module__ != "__main__"
     return in_file and getattr(module, one.__name__, None) is one

@@ -132,7 +132,7 @@ def decode_step(engine: Any, batch: int, device: Device) -> float:
 
 def link(ranks: int, device: Device) -> Line:
     """Latency and seconds per byte of an all-reduce between ranks on this machine, by the bytes a ring would move."""
-    from minfer.phase10.measurement import measure
+    from minfer.bench.collectives import measure
 
     found = measure(ranks, list(MESSAGES), str(device.torch_device))
     ring = 2 * (ranks - 1) / ranks

@@ -14,9 +14,9 @@ The file, all of whose keys are required but `given`:
     hints = ["…", "…", "…"]       three: where to look, the idea, all but the code
 
 A code belongs to the tests whose names begin so: P3-06 to `test_P3_06_…`, and P0, the contract of all phases, to every
-`test_P0_…`. Tests of one code share its points equally. One of no points is a promise
-that no task is about: each of its tests that fails costs a point (`Report.broken`). Each test of `tests/phaseN` has
-exactly one task: that with the longest code that fits. The points of all tasks sum to 100.
+`test_P0_…`. Tests of one code share its points equally. A code of no points is a promise that the engine keeps beside
+its tasks: each of its tests that fails costs a point (`Report.broken`). Each test of `tests/phaseN` has exactly one
+task: that with the longest code that fits. The points of all tasks sum to 100.
 
 The starter is `phases/phaseN/exercise.py`, and with `given` `phases/phaseN/phaseN_given.py`: whoever
 copies the one copies the other beside it, under its own name (`Exercise.files`). In the starter each body in `write`

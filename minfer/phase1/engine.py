@@ -142,7 +142,10 @@ class Engine:
 
     @torch.inference_mode()
     def launch(self, sequences: list[Sequence]) -> tuple[list[Sequence], Tensor]:
-        """Prepare, forward, sample: all that the device does in a step. Returns whose tokens are drawn, and these."""
+        """Prepare, forward, sample: all that the device does in a step.
+
+        Returns the sequences that get a token, and the tokens: int64 `(R,)`, one for each of them, on the device.
+        """
         batch = self.prepare(sequences)
         logits = self.forward(batch)
         token_ids = self.sample(logits, batch.sequences)

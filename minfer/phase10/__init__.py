@@ -1,11 +1,11 @@
-"""Phase 10, multi-GPU: one model on several ranks, by tensors, by stages, or both; and several of these, as replicas.
+"""Phase 10, multi-GPU: one model on several ranks, by tensor or pipeline parallelism or both; and replicas of it.
 
 Problem   A model is larger than one card's memory, or reading its weights at each step takes one card too long.
 Idea      Tensor: each rank has some heads and channels of every layer, and results are summed twice per layer.
           Pipeline: each stage has some layers. Rank 0 schedules and samples; the others compute what it announces.
-          Replicas: whole engines that step by themselves, behind one queue; whoever has the least to do is next.
-Costs     Tensor: two all-reduces per layer and step, each a latency that no bandwidth hides. Pipeline: one request's
-          step is on one stage at a time. A rank that fails ends all.
+          Replicas: whole engines that step by themselves, behind one queue; the one with the fewest requests is next.
+Costs     Tensor: two all-reduces per layer and step, whose latency no bandwidth hides. Pipeline: a step is on one stage
+          at a time, and the others wait. If one rank fails, all of them end.
 Loses     When the model fits one card and batches are small: communication takes more than the halved work saves.
 """
 

@@ -122,7 +122,7 @@ class Engine(ReplicatedEngine):
         return model
 
     def allocate(self) -> None:
-        """As before, and the same on all ranks; a stage that is not the last gives on all rows, not those of logits."""
+        """As before, and the same on all ranks. A stage that is not the last passes on all rows, not only `rows`."""
         options = self.options
         self.ranks = options.ranks if isinstance(options.ranks, Ranks) else None
         if self.ranks is None:
@@ -140,7 +140,7 @@ class Engine(ReplicatedEngine):
             super().allocate()
 
     def warmup(self) -> None:
-        """As before, each rank by itself: whether and how long one compiles is no matter to the others."""
+        """As before, each rank by itself: none waits for another one's compiler."""
         with self.ranks.alone() if self.ranks else nullcontext():
             super().warmup()
 

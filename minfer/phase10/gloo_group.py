@@ -1,7 +1,8 @@
-"""GlooGroup: a group over Gloo, set up for steps whose messages are a few kB and of which there are two in a layer.
+"""GlooGroup: a group over Gloo, tuned for decode steps: two messages of a few kB in each layer.
 
-A collective of Gloo's takes a thread of its own per rank, and for a sum two rounds; a small message is better sent to
-everyone at once, by the thread that has it. And a thread of Gloo's reads what comes in. See `make_way`.
+Gloo runs a collective in a thread of its own, and needs two rounds for a sum. A small message arrives sooner if each
+rank sends it to every other one at once, from the thread that computed it. Another thread of Gloo's receives messages;
+`make_way` keeps it from interrupting the sender.
 """
 
 import os
@@ -17,7 +18,7 @@ from torch import Tensor
 from minfer.phase10.torch_group import TorchGroup
 
 SMALL = 2**17
-"""Bytes of a message up to which the time it takes is not that of its bytes."""
+"""Bytes of a message up to which its latency, not its size, decides how long it takes."""
 
 THREADS = Path("/proc/self/task")
 
@@ -52,17 +53,21 @@ class GlooGroup(TorchGroup):
     def _exchanged(self, what: str, x: Tensor, into: Tensor) -> Tensor:
         """Everyone's `x`, in the order of ranks, in `into`: all are sent and received at the same time."""
         into[self.rank] = x
-        receive = lambda: [self.made.recv([into[other]], other, 0) for other in self._others]  # noqa: E731
-        self._do(what, lambda: [*receive(), *(self.made.send([x], other, 0) for other in self._others)])
+
+        def start() -> list[Any]:
+            receiving = [self.made.recv([into[other]], other, 0) for other in self._others]
+            return receiving + [self.made.send([x], other, 0) for other in self._others]
+
+        self._do(what, start)
         return into
 
 
-def gloo(store: Any, name: str, rank: int, size: int, host: str, patience: float) -> Any:
+def gloo(store: Any, name: str, rank: int, size: int, host: str, timeout: float) -> Any:
     """A Gloo process group for tensors on the CPU, reached under `host` by the others."""
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     before = threads()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = timedelta(seconds=patience)
+    options._timeout = timedelta(seconds=timeout)
     make_way(threads() - before)
     return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
 
@@ -73,12 +78,12 @@ def threads() -> set[int]:
 
 
 def make_way(readers: set[int]) -> None:
-    """Let no thread that reads what comes in interrupt another of this process when something comes.
+    """Keep Gloo's reader threads from preempting the thread that sends.
 
-    Who sends holds the connection's lock. Its message wakes the reader of the rank that gets it; an answer wakes this
-    one's. If that takes the core of the sender, it finds the lock taken, and asks again and again, without sleeping,
-    until the scheduler's next tick, 4 ms later: some twenty times as long as the message takes. A thread of Linux's
-    batch class waits until the core is free.
+    A sender holds the connection's lock. If an answer arrives meanwhile, it wakes this rank's reader; if the scheduler
+    gives the reader the sender's core, it finds the lock taken and spins on it, without sleeping, until the next
+    scheduler tick, up to 4 ms later: some twenty times as long as the message takes. A thread in Linux's batch class
+    does not preempt: it waits until the core is free.
     """
     for thread in readers:
         with suppress(OSError):  # it is not allowed everywhere, and only a matter of speed

@@ -11,15 +11,16 @@ import torch.distributed as dist
 from minfer.core.device import Device
 from minfer.core.errors import OptionsError
 from minfer.core.group import RankError, World
+from minfer.phase10.job import Job
 from minfer.phase10.meeting import LOCAL, connect, device_of
-from minfer.phase10.processes import Job, Processes
+from minfer.phase10.processes import Processes
 from minfer.phase10.ranks import Others, Ranks
 from minfer.phase10.shard_plan import Place
 from minfer.phase10.torch_group import require_distributed
 from minfer.phase10.worker import run_rank
 
 LOAD_SECONDS = 600.0
-"""Within which torchrun's ranks must have loaded; of processes of our own, rank 0 hears more."""
+"""Within which torchrun's ranks must have loaded. Processes that rank 0 starts report each tensor: see `Processes`."""
 
 _engines = count()
 
@@ -113,11 +114,13 @@ class TorchrunLauncher(Launcher):
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
         device = device_of(checked.device, int(os.environ.get("LOCAL_RANK", rank)))
         host = LOCAL if local == world else os.uname().nodename
-        own = dist.PrefixStore(
-            f"minfer{next(_engines)}", store
-        )  # the same number on all ranks, for each of their loads
+        prefix = f"minfer{next(_engines)}"  # the same on all ranks, which load engines in the same order
+        own = dist.PrefixStore(prefix, store)
         others = TorchrunOthers(own, world) if rank == 0 else None
-        say = lambda what: own.set(f"{what}{rank}", "")  # noqa: E731
+
+        def say(what: str) -> None:
+            own.set(f"{what}{rank}", "")
+
         return connect(own, place, device, checked.rank_timeout, host, local, others, say)
 
 

@@ -24,7 +24,7 @@ def connect(
     store: Any,
     place: Place,
     device: Device,
-    patience: float,
+    timeout: float,
     host: str,
     local: int,
     others: Others | None = None,
@@ -35,13 +35,14 @@ def connect(
     Called on all ranks, which need not be there yet. On the CPU all goes through Gloo; tensors on GPUs through NCCL,
     and what the host must know of a step through Gloo.
     """
-    all_ranks = gloo(store, "world", place.rank, place.world, host, patience)
-    host_group = GlooGroup(all_ranks, patience if place.rank == 0 else IDLE)
+    all_ranks = gloo(store, "world", place.rank, place.world, host, timeout)
+    host_group = GlooGroup(all_ranks, timeout if place.rank == 0 else IDLE)
     stage = (f"stage{place.stage}", place.part, place.parts)
     if device.torch_device.type == "cpu":
-        parts = gloo(store, *stage, host, patience) if place.stages > 1 else all_ranks
-        groups: tuple[TorchGroup, ...] = (GlooGroup(all_ranks, patience), GlooGroup(parts, patience))
+        parts = gloo(store, *stage, host, timeout) if place.stages > 1 else all_ranks
+        world: TorchGroup = GlooGroup(all_ranks, timeout)
+        tensor: TorchGroup = GlooGroup(parts, timeout)
     else:
-        made = nccl(store, "nccl-world", place.rank, place.world, patience), nccl(store, *stage, patience)
-        groups = (TorchGroup(made[0], patience), TorchGroup(made[1], patience))
-    return Ranks(place, device, (*groups, host_group), local, others, say)  # type: ignore[arg-type]
+        world = TorchGroup(nccl(store, "nccl-world", place.rank, place.world, timeout), timeout)
+        tensor = TorchGroup(nccl(store, *stage, timeout), timeout)
+    return Ranks(place, device, (world, tensor, host_group), local, others, say)

@@ -16,7 +16,7 @@ from minfer.core.group import Group
 class RowParallel(nn.Module):
     """y = Σ over ranks of x·Wᵀ, + b. Each rank has the columns of W that its own channels of x meet.
 
-    No `nn.Linear`, but around one: whoever quantises or packs linear layers finds that, and the sum stays.
+    It wraps an `nn.Linear` rather than being one: what quantises or packs linear layers finds that, and the sum stays.
     """
 
     def __init__(self, linear: nn.Linear, group: Group) -> None:

@@ -4,10 +4,8 @@ Each has a pipe to read from, through which rank 0 holds it: when that closes, b
 its standard output it says, a JSON line each, what it has done; what else it prints goes to a file, for its last words.
 """
 
-import base64
 import json
 import os
-import pickle
 import signal
 import subprocess
 import tempfile
@@ -15,16 +13,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import minfer
-from minfer.core.entry import can_be_found, command, place_of
-from minfer.core.errors import OptionsError
+from minfer.core.entry import command
 from minfer.core.group import RankError
+from minfer.phase10.job import Job
 from minfer.phase10.ranks import Others
 from minfer.phase10.shard_plan import deal
 
@@ -32,7 +29,7 @@ START_SECONDS = 60.0
 """Within which a process must have imported torch."""
 
 GRACE_SECONDS = 2.0
-"""After the first sign of trouble, within which a failed rank must have said what it died of; the others are told."""
+"""How long after the first sign of trouble rank 0 waits for the failed rank's own words."""
 
 CORES: Sequence[int] = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
 """Those that this process may run on; unknown on macOS."""
@@ -40,58 +37,23 @@ CORES: Sequence[int] = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_get
 LAST_WORDS = 2000  # characters
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a rank is to do."""
-
-    engine: tuple[str, str, str]  # module, its file, class
-    model: str
-    options: dict[str, Any]
-    parts: int
-    stages: int
-    port: int  # where ranks meet; of a replica, the file that is its end of a connection
-    patience: float
-    rank: int = 0
-
-    @classmethod
-    def of(cls, engine_cls: type, model: str, options: dict[str, Any], checked: Any, port: int, rank: int = 0) -> "Job":
-        """The job of all ranks. They run `engine_cls`, or what it is made of that other processes can find."""
-        base = next((c for c in engine_cls.__mro__ if can_be_found(c)), None)
-        if base is None:
-            raise OptionsError(f"{engine_cls.__name__} is in no .py file, in which the other ranks could find it")
-        kept = {"device": checked.device, **{name: value for name, value in options.items() if name != "ranks"}}
-        parts, stages = checked.tensor_parallel, checked.pipeline_parallel
-        return cls(place_of(base), str(model), kept, parts, stages, port, checked.rank_timeout, rank)
-
-    def packed(self) -> bytes:
-        """One line. Raises `OptionsError` for an option that is a live object."""
-        try:
-            return base64.b64encode(pickle.dumps(self)) + b"\n"
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise OptionsError(f"an option cannot be given to another process: {error}") from error
-
-    @staticmethod
-    def unpacked(line: bytes) -> "Job":
-        """The job of a line."""
-        job: Job = pickle.loads(base64.b64decode(line))
-        return job
-
-
 class Process:
     """One rank's process, or a replica's: `main` is all that it runs.
 
-    `keep`: open files that it inherits; `cores`: those that it may run on.
+    `name` is what errors call it (`rank 1`); `threads` are torch's; `keep`: file descriptors that it inherits; `cores`:
+    those that it may run on.
     """
 
     def __init__(
         self,
+        name: str,
         job: Job,
         main: Callable[[], None],
         threads: int,
         keep: Sequence[int] = (),
         cores: Sequence[int] = CORES,
     ) -> None:
-        self.rank = job.rank
+        self.name, self.rank = name, job.rank
         self.said: set[str] = set()
         self.error = ""
         self.is_cause = False  # else its error is only that others were gone
@@ -108,15 +70,16 @@ class Process:
         )
         run_on(cores, self.popen.pid)  # before it has any other threads
         assert self.popen.stdin is not None
-        self.popen.stdin.write(packed)
-        self.popen.stdin.flush()
-        self.listener = threading.Thread(target=self.listen, daemon=True, name=f"rank {self.rank} says")
+        assert self.popen.stdout is not None
+        self.stdin, self.stdout = self.popen.stdin, self.popen.stdout
+        self.stdin.write(packed)
+        self.stdin.flush()
+        self.listener = threading.Thread(target=self.listen, daemon=True, name=f"{name} says")
         self.listener.start()
 
     def listen(self) -> None:
         """Take down what it says, to the end."""
-        assert self.popen.stdout is not None
-        for line in self.popen.stdout:
+        for line in self.stdout:
             said = json.loads(line)
             self.said.add(said["said"])
             self.error = said.get("error", self.error)
@@ -132,10 +95,10 @@ class Process:
         """What it died of, in its own words if it had any."""
         self.listener.join(1.0)
         if self.error:
-            return f"rank {self.rank} failed:\n{self.error}"
+            return f"{self.name} failed:\n{self.error}"
         code = self.popen.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        return f"rank {self.rank} {how}{self.last_words()}"
+        return f"{self.name} {how}{self.last_words()}"
 
     def last_words(self) -> str:
         """The end of what it printed."""
@@ -146,17 +109,17 @@ class Process:
     def let_go(self) -> None:
         """Close its pipe, on which it leaves."""
         with suppress(OSError):
-            self.popen.stdin.close()  # type: ignore[union-attr]
+            self.stdin.close()
 
-    def bury(self, patience: float) -> None:
+    def bury(self, timeout: float) -> None:
         """Wait for its end; if that does not come, kill it."""
         try:
-            self.popen.wait(patience)
+            self.popen.wait(timeout)
         except subprocess.TimeoutExpired:
             self.popen.kill()
             self.popen.wait()
         self.listener.join(1.0)
-        self.popen.stdout.close()  # type: ignore[union-attr]
+        self.stdout.close()
         self.printed.close()
 
 
@@ -167,8 +130,8 @@ class Processes(Others):
     while another is free, that is as long as the scheduler lets each have it.
     """
 
-    def __init__(self, job: Job, main: Callable[[], None], world: int, patience: float) -> None:
-        self.patience = patience
+    def __init__(self, job: Job, main: Callable[[], None], world: int, timeout: float) -> None:
+        self.timeout = timeout
         self.threads_before = torch.get_num_threads()
         self.threads = max(1, self.threads_before // world)
         torch.set_num_threads(self.threads)
@@ -178,7 +141,7 @@ class Processes(Others):
         try:
             for rank in range(1, world):
                 cores = share(CORES, rank, world)
-                self.all.append(Process(replace(job, rank=rank), main, self.threads, cores=cores))
+                self.all.append(Process(f"rank {rank}", replace(job, rank=rank), main, self.threads, cores=cores))
         except BaseException:
             self.end()
             raise
@@ -192,20 +155,20 @@ class Processes(Others):
 
     def loaded(self) -> None:
         """As `Others`; each tensor that a rank has read is a sign of life."""
-        self.wait_for("loaded", self.patience)
+        self.wait_for("loaded", self.timeout)
 
-    def wait_for(self, what: str, patience: float) -> None:
-        """Until all have said `what`, as long as none fails and none is silent for `patience` seconds."""
+    def wait_for(self, what: str, timeout: float) -> None:
+        """Until all have said `what`, as long as none fails and none is silent for `timeout` seconds."""
         since = time.monotonic()
         while waiting := [process for process in self.all if what not in process.said]:
-            silent = [p for p in waiting if time.monotonic() - max(p.heard, since) > patience]
+            silent = [p for p in waiting if time.monotonic() - max(p.heard, since) > timeout]
             if any(process.is_dead for process in self.all) or silent:
                 late = (silent or waiting)[0].rank
-                raise RankError(f"rank {late} has not {what}, and said nothing for {patience:g} s")
+                raise RankError(f"rank {late} has not {what}, and said nothing for {timeout:g} s")
             time.sleep(0.005)
 
     def blame(self, error: RankError) -> RankError:
-        """As `Others`: whoever has failed of itself; else who died; else all hang, as `error` says."""
+        """As `Others`: a rank that failed by itself, else one that died; if none did, all hang, as `error` says."""
         deadline = time.monotonic() + GRACE_SECONDS
         while not any(p.is_dead for p in self.all) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -215,7 +178,7 @@ class Processes(Others):
         causes = [p for p in dead if p.is_cause] or [p for p in dead if not p.error] or dead
         if causes:
             return RankError(causes[0].obituary())
-        return RankError(f"no rank has failed, but one gave no answer for {self.patience:g} s (rank_timeout): {error}")
+        return RankError(f"no rank has failed, but one gave no answer for {self.timeout:g} s (rank_timeout): {error}")
 
     def end(self) -> None:
         """As `Others`."""
@@ -223,7 +186,7 @@ class Processes(Others):
         for process in processes:
             process.let_go()
         for process in processes:
-            process.bury(patience=1.0)
+            process.bury(timeout=1.0)
         if processes:
             torch.set_num_threads(self.threads_before)
             run_on(CORES, self.thread)

@@ -95,7 +95,7 @@ class Ranks:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """In here nothing is said to the others, and what they would have said is zero."""
+        """In here operations between ranks are skipped, and what the others would have sent counts as zero."""
         self.world.alone = self.tensor.alone = True
         try:
             yield

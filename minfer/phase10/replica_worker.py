@@ -9,7 +9,7 @@ import torch
 from minfer.core.entry import find
 from minfer.core.group import RankError
 from minfer.core.sequence import Sequence
-from minfer.phase10.processes import Job
+from minfer.phase10.job import Job
 from minfer.phase10.replica_message import Advance, Take, TakeBack, Tell, Told
 from minfer.phase10.worker import Voice, run
 

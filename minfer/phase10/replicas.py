@@ -18,9 +18,10 @@ import torch
 from minfer.core.errors import OptionsError
 from minfer.core.group import RankError
 from minfer.core.sequence import Sequence
+from minfer.phase10.job import Job
 from minfer.phase10.launcher import TorchrunLauncher, launcher_of
 from minfer.phase10.meeting import device_of
-from minfer.phase10.processes import Job, Process
+from minfer.phase10.processes import Process
 from minfer.phase10.replica_message import Take, TakeBack, Tell, Told
 from minfer.phase10.replica_worker import run_replica
 
@@ -98,8 +99,8 @@ class Replica:
 class Replicas:
     """All others. Invariant: a request is in this process's queue or scheduler, or `given` to just one of these."""
 
-    def __init__(self, others: list[Replica], patience: float, threads_before: int) -> None:
-        self.all, self.patience, self.threads_before = others, patience, threads_before
+    def __init__(self, others: list[Replica], timeout: float, threads_before: int) -> None:
+        self.all, self.timeout, self.threads_before = others, timeout, threads_before
         self.ended = ""
 
     @classmethod
@@ -133,7 +134,7 @@ class Replicas:
             for replica in self.all:
                 while "loaded" not in replica.process.said:
                     if replica.process.is_dead:
-                        raise RankError(f"replica {replica.process.obituary()}")
+                        raise RankError(replica.process.obituary())
                     if time.monotonic() > deadline:
                         raise RankError(f"replica {replica.number} has not loaded within {LOAD_SECONDS:g} s")
                     time.sleep(0.005)
@@ -149,22 +150,22 @@ class Replicas:
     def advance(self, now: float, block: bool) -> list[Sequence]:
         """What is new. `block`: wait until something is, or nobody has anything to do. Raises `RankError`."""
         busy = [replica for replica in self.all if replica.given]
-        ready = wait([replica.link for replica in busy], self.patience if block else 0) if busy else []
+        ready = wait([replica.link for replica in busy], self.timeout if block else 0) if busy else []
         try:
             advanced = [one for replica in busy for one in replica.advance(now)]
         except RankError as error:
             raise self.blame(error) from error
-        late = time.monotonic() - self.patience
+        late = time.monotonic() - self.timeout
         for replica in busy:
             if replica.given and replica.link not in ready and replica.heard < late:
-                raise RankError(f"replica {replica.number} gave no answer for {self.patience:g} s (rank_timeout)")
+                raise RankError(f"replica {replica.number} gave no answer for {self.timeout:g} s (rank_timeout)")
         return advanced
 
     def blame(self, error: RankError) -> RankError:
-        """What the replica died of that this was noticed by, in its own words if it had any."""
+        """The error to raise for `error`: what the replica behind it died of, in its own words if it had any."""
         time.sleep(0.1)
         dead = next((replica for replica in self.all if replica.process.is_dead), None)
-        return error if dead is None else RankError(f"replica: {dead.process.obituary()}")
+        return error if dead is None else RankError(dead.process.obituary())
 
     def end(self, why: str = "the engine was closed") -> None:
         """Leave none behind; idempotent."""
@@ -176,7 +177,7 @@ class Replicas:
                 replica.link.close()
             replica.process.let_go()
         for replica in self.all:
-            replica.process.bury(patience=1.0)
+            replica.process.bury(timeout=1.0)
         torch.set_num_threads(self.threads_before)
 
 
@@ -184,6 +185,6 @@ def started(number: int, engine_cls: type, model: str, options: dict[str, Any], 
     """Start a replica's process, with one end of a connection."""
     ours, theirs = Pipe()
     job = Job.of(engine_cls, model, options, checked, port=theirs.fileno(), rank=number)
-    process = Process(job, run_replica, threads, keep=[theirs.fileno()])
+    process = Process(f"replica {number}", job, run_replica, threads, keep=[theirs.fileno()])
     theirs.close()
     return Replica(number, process, ours)

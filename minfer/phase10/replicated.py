@@ -1,4 +1,4 @@
-"""Data parallel: an engine whose queue is answered by itself and by replicas of it, whoever has the least to do."""
+"""Data parallelism: an engine whose queue is answered by itself and its replicas, the least loaded one first."""
 
 from contextlib import suppress
 from typing import Any

@@ -29,19 +29,19 @@ def require_distributed() -> None:
 
 
 class TorchGroup(Group):
-    """Operations on `made`, which fail after `patience` seconds without an answer of the others (NCCL: as made)."""
+    """Operations on `made`, which fail after `timeout` seconds without an answer from the others."""
 
-    def __init__(self, made: Any, patience: float) -> None:
+    def __init__(self, made: Any, timeout: float) -> None:
         self.made: Any = made
         self.seconds = 0.0  # that this host has spent in operations; GPUs work on beside it
         self.rank, self.size = made.rank(), made.size()
-        self.patience = timedelta(seconds=patience)
+        self.timeout = timedelta(seconds=timeout)
         from torch._C._distributed_c10d import AllgatherOptions  # absent where torch.distributed is
 
         self.reducing, self.gathering = dist.AllreduceOptions(), AllgatherOptions()
         self.spreading = dist.BroadcastOptions()
         for options in (self.reducing, self.gathering, self.spreading):
-            options.timeout = self.patience
+            options.timeout = self.timeout
 
     def reduced(self, x: Tensor) -> Tensor:
         """As `Group`."""
@@ -82,16 +82,16 @@ class TorchGroup(Group):
         began = time.perf_counter()
         try:
             for work in start():
-                work.wait(self.patience)
+                work.wait(self.timeout)
         except RuntimeError as error:
             raise RankError(f"rank {self.rank} of {self.size} in {what}: {error}") from error
         self.seconds += time.perf_counter() - began
 
 
-def nccl(store: Any, name: str, rank: int, size: int, patience: float) -> Any:
+def nccl(store: Any, name: str, rank: int, size: int, timeout: float) -> Any:
     """An NCCL process group for tensors on NVIDIA cards. Raises `DeviceError` where torch has no NCCL."""
     if not dist.is_nccl_available():
         raise DeviceError("this torch was built without NCCL, which several GPUs need: use a CUDA build, or device=cpu")
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=patience)
+    options._timeout = timedelta(seconds=timeout)
     return dist.ProcessGroupNCCL(dist.PrefixStore(name, store), rank, size, options)

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from minfer.core.entry import find
 from minfer.core.group import RankError
+from minfer.phase10.job import Job
 from minfer.phase10.meeting import LOCAL, connect, device_of
-from minfer.phase10.processes import Job
 from minfer.phase10.shard_plan import Place
 
 
@@ -65,7 +65,7 @@ def work(job: Job, voice: Voice) -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     place, device = Place.of(job.rank, job.parts, job.stages), device_of(job.options["device"], job.rank)
     store = dist.TCPStore(LOCAL, job.port, is_master=False)
-    ranks = connect(store, place, device, job.patience, LOCAL, place.world, say=voice.say)
+    ranks = connect(store, place, device, job.timeout, LOCAL, place.world, say=voice.say)
     engine = find(*job.engine).load(job.model, **{**job.options, "ranks": ranks})
     engine.serve()
 

@@ -11,7 +11,7 @@ from minfer.phase11.limits import Limits
 
 REQUESTS = 4096
 GAPS = 2**16
-"""What is kept: the last so many requests, and the last so many gaps between tokens."""
+"""How many are kept: the last requests that finished, and the last gaps between two tokens of a request."""
 
 REQUEST = np.dtype(
     [(name, "i8") for name in ("request", "input_tokens", "output_tokens")]

@@ -11,6 +11,7 @@ import numpy as np
 
 from minfer.core.device import Stopwatch
 from minfer.core.sequence import Sequence
+from minfer.phase11.counters import Counters
 from minfer.phase11.laps import PARTS, Laps, Seconds
 from minfer.phase11.memory import tensor_bytes
 from minfer.phase11.metrics import Metrics
@@ -45,7 +46,7 @@ class Observed:
     finished: int = 0
     failed: int = 0
     taken: int = 0  # tokens, by their requests
-    counted: "Counters | None" = None
+    counted: Counters | None = None
     spent: float = 0.0  # on looking at it
 
 
@@ -62,28 +63,6 @@ class Unsettled(NamedTuple):
     number: int
     watches: Watches | None
     first: list[Sequence]
-
-
-class Counters(NamedTuple):
-    """What an engine has counted so far."""
-
-    preempted: int
-    recompiles: int
-    graph_rows: int
-    graph_blocks: int
-    rows: int
-    communicated: int
-
-    @classmethod
-    def of(cls, engine: Any) -> "Counters":
-        """As of now."""
-        usage, ranks = engine.usage, engine.ranks
-        graphs = (usage.bucket_rows, usage.bucket_blocks, usage.rows)
-        return cls(engine.scheduler.preemptions, engine.compilation.graphs, *graphs, ranks.nbytes if ranks else 0)
-
-    def since(self, before: "Counters") -> "Counters":
-        """What came on top."""
-        return Counters(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 class Observer:
@@ -119,7 +98,7 @@ class Observer:
 
     @contextmanager
     def turn(self, engine: Any) -> Iterator[list[Sequence]]:
-        """A turn of `engine`; whoever advances in it is to be put into the list."""
+        """A turn of `engine`. The caller adds the sequences that advance in it to the list."""
         begun = self.device.clock()
         advanced: list[Sequence] = []
         if self.laps.tracing:
@@ -138,7 +117,7 @@ class Observer:
 
     @contextmanager
     def launch(self, engine: Any, sequences: list[Sequence]) -> Iterator[Observed]:
-        """The scheduled step is launched; its `drawing` is to be set, else it has failed."""
+        """The scheduled step is launched. The caller sets its `drawing`, unless the launch fails."""
         observed = self.next
         observed.step = engine.launched[-1]
         self.flying.append(observed)
@@ -182,7 +161,7 @@ class Observer:
 
     @contextmanager
     def landing(self, engine: Any) -> Iterator[list[Sequence]]:
-        """The tokens of the oldest step are waited for and taken in; who advances is to be put into the list."""
+        """The tokens of the oldest step are waited for and taken in. The caller adds those who advance to the list."""
         step = engine.launched[0]
         observed = next((one for one in self.flying if one.step is step), Observed())  # launched before `forget`
         self.laps.next("commit", observed.seconds)

@@ -70,7 +70,7 @@ WORK = np.dtype([(name, "i8") for name in Work._fields])
 class StepLog:
     """The last `CAPACITY` steps; beside their facts
 
-    device_forward   seconds that the device was at the forward; NaN: it has not told, or the forward failed
+    device_forward   seconds that the device spent on the forward; NaN: not known yet, or the forward failed
     logging          seconds that observing the step took, which are not in the step's own
     """
 

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
+from minfer.core.attention import MASK_BYTES
 from minfer.core.config import ModelConfig
 from minfer.phase2.parameter_count import is_gpt2
-
-MASK_BYTES = 11  # of a query-key pair while a windowed mask is made: an int64 distance and three bools
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ Problem   A static batch starts and ends together: finished rows leave holes, ne
 Idea      A scheduler fills every step up to a token budget: one token for each running request, chunks of the prompts
           of new ones. Keys and values live in blocks of a shared pool, found through a block table, taken when a token
           needs them and given back at the end; requests that begin alike share the blocks of their common prefix.
-Costs     In pure PyTorch the pages are gathered into one tensor before attention: KV traffic doubles or trebles.
-Loses     With one request at a time, and when all are of one length: then a static batch does the same with less.
+Costs     In pure PyTorch the blocks are gathered into one tensor before attention: KV traffic doubles or trebles.
+Loses     With one request at a time, and when all are of one length: then a static batch does the same with less work.
 """
 
 from minfer.phase5.block_allocator import BlockAllocator

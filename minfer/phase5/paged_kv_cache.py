@@ -87,8 +87,9 @@ class PagedKVCache:
         return block_size * config.kv_numbers_per_token * dtype.itemsize
 
     def usage(self, owners: list[Sequence]) -> KVUsage:
-        """How much of the blocks that `owners` hold is filled; shared ones count once. Paging loses only what is empty
-        in each last block. May be asked while another thread steps.
+        """How much of the blocks that `owners` hold is filled; shared blocks count once.
+
+        Paging wastes only the empty slots of each request's last block. May be called while another thread steps.
         """
         filled: dict[int, int] = {}
         for sequence in list(owners):
@@ -161,9 +162,10 @@ class PagedAttention:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def decode_inputs(self) -> list[Tensor]:
-        """For whoever computes this layer's decode rows himself: see `Decoding` of phase 7.
+        """A decode step's tensors, for a later phase that stores and attends by itself instead of calling this layer.
 
-        Keys and values of all slots, of the step's rows where they are stored, what they read, and what they see.
+        Keys and values of the pool `(slots, n_kv_heads * head_dim)`; the slots `(B,)` to write; the slots to read and
+        their mask, both `(B, blocks * block_size)`.
         """
         step = self.cache.step
         return [*self.slots, step.slots, step.context, step.masks[self.window].flatten(1)]

@@ -41,5 +41,5 @@ def _usage(usage: KVUsage) -> dict[str, float]:
 
 
 def contiguous_usage(scheduler: Scheduler) -> KVUsage:
-    """What it were in a contiguous cache, which reserves for each running request the longest that it could become."""
+    """As if in a contiguous cache, which reserves for each running request the longest that it could become."""
     return KVUsage.of(scheduler.running, sum(sequence.max_length for sequence in scheduler.running))

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 ENGINE = "fbgemm"
 MOST_PADDING = 2.0
-"""How many times the scheme's own parts the packed int8 weight may take; others multiply few rows at half its speed."""
+"""The packed int8 weight may take this many times the bytes of the scheme's codes: other kernels are half as fast on
+few rows."""
 
 
 def padded(out_features: int, in_features: int, block: int) -> int:
@@ -145,7 +146,7 @@ def has_vnni() -> bool:
 
 @contextmanager
 def fbgemm() -> Iterator[None]:
-    """In this context torch's quantised operators are FBGEMM's; silences that they are announced to move elsewhere."""
+    """In this context torch's quantised operators are FBGEMM's; no notice that these will move."""
     before = torch.backends.quantized.engine
     torch.backends.quantized.engine = ENGINE
     try:

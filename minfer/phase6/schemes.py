@@ -26,7 +26,7 @@ Parts = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Scheme(ABC):
-    """A format of weights. `name` is what options and files call it; `formula` says what a weight takes."""
+    """A format of weights. `name` is what options and files call it; `formula` says how many bytes a weight takes."""
 
     name = ""
     formula = ""
@@ -63,10 +63,6 @@ class Scheme(ABC):
         """Bytes of all parts of a weight `(out, in)`."""
         shapes = self.shapes(out_features, in_features).values()
         return sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in shapes)
-
-    def bytes_per_parameter(self, in_features: int) -> float:
-        """Bytes per weight of a layer of that width, scales included, by the scheme's `formula`."""
-        return self.nbytes(1, in_features) / in_features
 
 
 @dataclass(frozen=True)

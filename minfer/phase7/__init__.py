@@ -1,9 +1,11 @@
 """Phase 7, fusion: fewer and larger products, and everything between them compiled into one region.
 
-Problem   At batch 1 a step is hundreds of small operators: each reads and writes memory, and starts and joins threads.
+Problem   At batch 1 a step is hundreds of small operators, each of which reads and writes memory, and wakes threads on
+          a CPU or launches a kernel on a GPU.
 Idea      Merge q, k, v and gate, up into one product each; compile what lies between two attentions (residual, norms,
-          activation, rotary) once, for all layers and any number of rows; choose each product's form by where it runs.
-Costs     Seconds of compiling when the engine is made; a C++ compiler (CPU) or Triton (GPU), else fused but eager.
+          activation, rotary) once, for all layers and any number of rows; lay each weight out as the device wants it.
+Costs     Seconds of compiling when the engine is made. It needs a C++ compiler (CPU) or Triton (GPU); without one, the
+          products are merged and the rest runs uncompiled.
 Loses     When an engine lives only for a few tokens, and for long prompts, where the products are all that matters.
 """
 

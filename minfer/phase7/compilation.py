@@ -11,7 +11,7 @@ from minfer.core.device import Device
 from minfer.core.errors import MinferWarning, OptionsError
 
 AUTO, EAGER = "auto", "none"
-"""The compiler's names for: inductor if the model is worth it; do not compile."""
+"""Values of the option `compiler`: inductor, if the model is large enough to be worth it; do not compile."""
 
 WORTHWHILE = 2**24
 """Parameters from which on compiling, some seconds, pays: a smaller model's whole answer takes no longer."""
@@ -20,7 +20,7 @@ INDUCTOR: dict[str, Any] = {
     "cpp.enable_kernel_profile": True,  # what it writes for a CPU has names in a trace; else that takes no time
     "size_asserts": False,
 }
-"""How inductor is set. That an index is inside of the pool is still asserted: what it writes outside is lost memory."""
+"""Inductor's settings. Its checks that an index is within the pool stay on: a write outside would corrupt memory."""
 
 INSTALL = {
     "cpu": "install g++ or clang (Debian: apt install g++; macOS: xcode-select --install)",
@@ -29,9 +29,9 @@ INSTALL = {
 
 
 class Compilation:
-    """One `torch.compile` backend at work. `graphs` counts what it was given to compile: few, for any lengths.
+    """One `torch.compile` backend at work. `graphs` counts the graphs that it compiled: few, whatever the lengths.
 
-    `problem` says why nothing is compiled, if so; empty: it is compiled. Raises `OptionsError` for an unknown backend.
+    `problem`: why nothing is compiled; empty if it is. Raises `OptionsError` for an unknown backend.
     """
 
     def __init__(self, backend: str, parameters: int) -> None:
@@ -55,9 +55,9 @@ class Compilation:
         """`function` compiled whole, with every size of its tensors a variable; as it is where that does not work.
 
         It gets a code object of its own, since Dynamo keeps graphs, and counts them against its limit, per code object.
-        `guarded_by`: whoever calls it answers for calls that differ from the first in nothing but sizes above 1 and the
-        dtype and device of that argument, so Dynamo need not look at every part of a model each time, which takes
-        longer than a small region itself.
+        `guarded_by` names the one argument whose dtype and device Dynamo still checks at each call. The caller promises
+        that nothing else differs from the first call but sizes above 1. Checking every part of a model each time would
+        take longer than a small region itself.
         """
         if self.problem:
             return function
@@ -75,9 +75,10 @@ class Compilation:
             return self.make(graph, inputs)
 
     def attempt(self, run: Callable[[], None], device: Device) -> None:
-        """Run what compiles; without a compiler warn, and have a `problem`. An error of the region itself raises.
+        """Run what compiles. Without a compiler: warn, and set `problem`. An error of the region itself raises.
 
-        A norm's epsilon is a constant to the compiler, and two sizes that happen to be equal are two variables.
+        Meanwhile Dynamo takes floats, such as a norm's epsilon, for constants, and two sizes for two variables even if
+        they happen to be equal.
         """
         from torch._dynamo.exc import BackendCompilerFailed
         from torch.fx.experimental import _config

@@ -40,11 +40,11 @@ class Engine(Phase6Engine):
         return prepared
 
     def compile(self, model: FusedModel) -> None:
-        """Have the model's regions compiled when they first run: that between attentions, for several rows, and on a
-        CPU that with a decode step's attention.
+        """Have the model's regions compiled when they first run.
 
-        A card has kernels for attention and graphs for what surrounds it; there, and where layers differ, a decode step
-        takes the same way as any other.
+        Every device gets the region between two attentions. A CPU whose layers are all alike also gets `Decoding`: the
+        same region with a decode step's attention in it. A card needs no such region: it has kernels for attention, and
+        phase 8's graphs save the launches around them.
         """
         if self.compilation.problem:
             return
@@ -62,7 +62,7 @@ class Engine(Phase6Engine):
 
     @torch.inference_mode()
     def warmup(self) -> None:
-        """Run the model on the kinds of sizes that the compiler tells apart; it touches no request, nor their cache."""
+        """Run the model on each kind of size that the compiler knows; no request and no request's cache is touched."""
         decoding = isinstance(self.model, FusedModel) and self.model.decoding is not None
         for count in WARMUP_TOKENS:
             batch = self.whole([0] * min(count, self.context), [])

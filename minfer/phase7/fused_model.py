@@ -22,7 +22,7 @@ def between(block: Any, following: Any, x: Tensor, attended: Tensor, rotary: Ten
 
 
 def _nothing(block: nn.Module) -> None:
-    """Weights are where they are multiplied."""
+    """The default of `will_run` and `has_run`: weights are always where they are multiplied."""
 
 
 class FusedModel(nn.Module):
@@ -49,8 +49,9 @@ class FusedModel(nn.Module):
 
     def use_fast_products(self, device: Device) -> None:
         """Give every linear layer the form that is fastest on the device, in its dtype."""
-        for block in self.layers:
-            for name in block.linear:  # type: ignore[union-attr]
+        blocks: list[Any] = list(self.layers)
+        for block in blocks:
+            for name in block.linear:
                 setattr(block, name, product(getattr(block, name), device))
         self.lm_head = head(self.lm_head, self.embedding)
         self.summed = [part.layer.ran for part in self.modules() if isinstance(part, SummedProduct)]
@@ -90,8 +91,8 @@ class FusedModel(nn.Module):
     ) -> Tensor:
         """From the first layer's q, k and v to what leaves the last, `(B, hidden)`; heads are side by side on the way.
 
-        The last layer goes on into itself, and nobody reads those q, k and v: one product too many takes less than the
-        operators of an end that is not compiled, and needs no graph of its own.
+        The last layer stands in for its own successor, and nobody reads the q, k and v that it then computes: this
+        superfluous product is cheaper than an uncompiled end, and spares a second graph.
         """
         blocks: list[Any] = list(self.layers)
         parts = (x, *(part.flatten(1) for part in (q, k, v)))

@@ -64,9 +64,9 @@ class Product(nn.Module):
 
 
 class UnitRowsProduct(Product):
-    """A quantised layer whose rows are divided by their largest numbers, and its result multiplied by them.
+    """A quantised layer whose rows are divided by their largest absolute values, and its result multiplied by these.
 
-    The compiler sees both, and makes them part of what comes before the product and after it; it does not see the rest.
+    The compiler sees both, and fuses them with what comes before and after the product, which stays opaque to it.
     """
 
     layer: QuantizedLinear
@@ -89,8 +89,9 @@ SUMMED = "compiled sums"
 class SummedProduct(Product):
     """A layer of 8-bit codes that are stored as they are: for a single row the compiler writes the product itself.
 
-    A row meets each code once, so no layout would help: a loop over the codes is a sum like any other, and has no call.
-    A view by strides is of something stored: else what makes the row, a norm, would be computed again for each channel.
+    A single row uses each code once, so no packed layout would help: the product is a loop over the codes, compiled
+    like any other sum, without a call. `as_strided` makes the compiler store the row first: else it would inline what
+    computes the row, a norm, and compute that again for each channel.
     """
 
     layer: QuantizedLinear

@@ -6,7 +6,8 @@ Idea      Record the step once, replay it as one launch. A graph is fixed in sha
           padding read and write the scratch block only.
 Costs     Seconds at load and the memory of the largest bucket; padding, up to twice the rows and twice the width.
 Loses     In prefills and mixed steps, which run as before; with large models and batches, whose kernels outlast their
-          launches; on a CPU, which has no launches to save and computes the padding all the same (graph_batch=0).
+          launches; on a CPU, which has no launches to save and computes the padding all the same (graph_batch=0 turns
+          graphs off).
 """
 
 from minfer.phase7 import (

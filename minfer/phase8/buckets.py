@@ -4,14 +4,12 @@ from typing import NamedTuple
 
 import torch
 
+from minfer.core.attention import MASK_BYTES
 from minfer.core.config import ModelConfig
 
 SHARE = 8
 """Graphs may take an eighth of the free memory. A step that gathers more is no longer short beside its launches, which
 is all that a graph saves."""
-
-MASK_BYTES = 11
-"""Of a query-key pair while a mask is made: an int64 distance and three bools."""
 
 
 class Bucket(NamedTuple):

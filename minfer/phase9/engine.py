@@ -77,7 +77,7 @@ class Engine(Phase8Engine):
         return advanced
 
     def follow(self) -> str:
-        """Launch the next step behind the one in flight. Returns why not, or nothing."""
+        """Launch the next step behind the one in flight. Returns why it could not; empty: it did, or already had."""
         if not self.device.works_beside_host:  # the next step would be computed before this one's tokens are shown
             return "host"
         if len(self.launched) > 1:  # the host was interrupted while it waited
@@ -106,7 +106,7 @@ class Engine(Phase8Engine):
             self.launched.popleft()
 
     def prepare(self, sequences: list[Sequence]) -> ForwardBatch:
-        """As before; what the step in flight draws is fed on the device."""
+        """As before; tokens that only the step in flight knows are put into the batch on the device."""
         batch = super().prepare(sequences)
         if len(self.launched) > 1:
             self.launched[0].feed(batch)

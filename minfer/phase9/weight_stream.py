@@ -62,7 +62,7 @@ class WeightStream:
         if self.holds[buffer] == number:
             return
         weights = self.weights[number]
-        self.stream.follow(self.device.current_stream().moment())  # whoever computes with what is there now
+        self.stream.follow(self.device.current_stream().moment())  # after whatever computes with the buffer now
         with self.stream:
             self.buffers[buffer][: weights.nbytes].copy_(weights.bytes, non_blocking=True)
         self.holds[buffer], self.come[buffer] = number, self.stream.moment()

@@ -67,8 +67,8 @@ def bars(axes: Any, values: Mapping[str, float], x: str, y: str, title: str, for
     name(axes, x, y, title)
 
 
-def lying_bars(axes: Any, values: Mapping[str, float], x: str, y: str, title: str, form: str = "{:.3g}") -> None:
-    """As `bars`, lying: for labels that are too long to stand beside each other. The first is on top."""
+def horizontal_bars(axes: Any, values: Mapping[str, float], x: str, y: str, title: str, form: str = "{:.3g}") -> None:
+    """As `bars`, but horizontal: for labels too long to stand beside each other. The first is on top."""
     drawn = axes.barh(list(values), list(values.values()), 0.6, color=SHADES[2], edgecolor=SHADES[0])
     axes.bar_label(drawn, [form.format(value) for value in values.values()], padding=2, fontsize=9)
     axes.margins(x=0.15)

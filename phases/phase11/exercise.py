@@ -256,7 +256,7 @@ class StepCost:
 class StepLog:
     """The last `CAPACITY` steps; beside their facts
 
-    device_forward   seconds that the device was at the forward; NaN: it has not told, or the forward failed
+    device_forward   seconds that the device spent on the forward; NaN: not known yet, or the forward failed
     logging          seconds that observing the step took, which are not in the step's own
     """
 
@@ -355,7 +355,7 @@ class Observer:
 
     @contextmanager
     def turn(self, engine: Any) -> Iterator[list[Sequence]]:
-        """A turn of `engine`; whoever advances in it is to be put into the list."""
+        """A turn of `engine`. The caller adds the sequences that advance in it to the list."""
         begun = self.device.clock()
         advanced: list[Sequence] = []
         if self.laps.tracing:
@@ -374,7 +374,7 @@ class Observer:
 
     @contextmanager
     def launch(self, engine: Any, sequences: list[Sequence]) -> Iterator[Observed]:
-        """The scheduled step is launched; its `drawing` is to be set, else it has failed."""
+        """The scheduled step is launched. The caller sets its `drawing`, unless the launch fails."""
         observed = self.next
         observed.step = engine.launched[-1]
         self.flying.append(observed)
@@ -418,7 +418,7 @@ class Observer:
 
     @contextmanager
     def landing(self, engine: Any) -> Iterator[list[Sequence]]:
-        """The tokens of the oldest step are waited for and taken in; who advances is to be put into the list."""
+        """The tokens of the oldest step are waited for and taken in. The caller adds those who advance to the list."""
         step = engine.launched[0]
         observed = next((one for one in self.flying if one.step is step), Observed())  # launched before `forget`
         self.laps.next("commit", observed.seconds)

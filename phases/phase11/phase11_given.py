@@ -17,6 +17,32 @@ from minfer.core.sequence import Sequence
 from minfer.core.trace import MEMORY
 from minfer.phase10 import ParallelOptions as PreviousOptions
 
+# ==== phase11/counters.py ===========================================================================================
+# Counters: what an engine has counted since it was made, so that a step can be told from the ones before it.
+
+
+class Counters(NamedTuple):
+    """What an engine has counted so far."""
+
+    preempted: int
+    recompiles: int
+    graph_rows: int
+    graph_blocks: int
+    rows: int
+    communicated: int
+
+    @classmethod
+    def of(cls, engine: Any) -> "Counters":
+        """Its counters as they are now."""
+        usage, ranks = engine.usage, engine.ranks
+        graphs = (usage.bucket_rows, usage.bucket_blocks, usage.rows)
+        return cls(engine.scheduler.preemptions, engine.compilation.graphs, *graphs, ranks.nbytes if ranks else 0)
+
+    def since(self, before: "Counters") -> "Counters":
+        """What has been counted since `before` was read."""
+        return Counters(*(now - then for now, then in zip(self, before, strict=True)))
+
+
 # ==== phase11/memory.py =============================================================================================
 # MemoryParts: what an engine's memory is taken by.
 
@@ -95,7 +121,7 @@ Seconds = dict[str, float]
 
 REQUESTS = 4096
 GAPS = 2**16
-"""What is kept: the last so many requests, and the last so many gaps between tokens."""
+"""How many are kept: the last requests that finished, and the last gaps between two tokens of a request."""
 
 REQUEST = np.dtype(
     [(name, "i8") for name in ("request", "input_tokens", "output_tokens")]
@@ -244,7 +270,7 @@ class Observed:
     finished: int = 0
     failed: int = 0
     taken: int = 0  # tokens, by their requests
-    counted: "Counters | None" = None
+    counted: Counters | None = None
     spent: float = 0.0  # on looking at it
 
 
@@ -261,28 +287,6 @@ class Unsettled(NamedTuple):
     number: int
     watches: Watches | None
     first: list[Sequence]
-
-
-class Counters(NamedTuple):
-    """What an engine has counted so far."""
-
-    preempted: int
-    recompiles: int
-    graph_rows: int
-    graph_blocks: int
-    rows: int
-    communicated: int
-
-    @classmethod
-    def of(cls, engine: Any) -> "Counters":
-        """As of now."""
-        usage, ranks = engine.usage, engine.ranks
-        graphs = (usage.bucket_rows, usage.bucket_blocks, usage.rows)
-        return cls(engine.scheduler.preemptions, engine.compilation.graphs, *graphs, ranks.nbytes if ranks else 0)
-
-    def since(self, before: "Counters") -> "Counters":
-        """What came on top."""
-        return Counters(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 # ==== phase11/tracks.py =============================================================================================

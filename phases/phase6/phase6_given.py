@@ -36,7 +36,7 @@ Parts = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Scheme(ABC):
-    """A format of weights. `name` is what options and files call it; `formula` says what a weight takes."""
+    """A format of weights. `name` is what options and files call it; `formula` says how many bytes a weight takes."""
 
     name = ""
     formula = ""
@@ -73,10 +73,6 @@ class Scheme(ABC):
         """Bytes of all parts of a weight `(out, in)`."""
         shapes = self.shapes(out_features, in_features).values()
         return sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in shapes)
-
-    def bytes_per_parameter(self, in_features: int) -> float:
-        """Bytes per weight of a layer of that width, scales included, by the scheme's `formula`."""
-        return self.nbytes(1, in_features) / in_features
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,8 @@ def divisor(scale: Tensor) -> Tensor:
 
 ENGINE = "fbgemm"
 MOST_PADDING = 2.0
-"""How many times the scheme's own parts the packed int8 weight may take; others multiply few rows at half its speed."""
+"""The packed int8 weight may take this many times the bytes of the scheme's codes: other kernels are half as fast on
+few rows."""
 
 
 def padded(out_features: int, in_features: int, block: int) -> int:
@@ -159,7 +156,7 @@ def has_vnni() -> bool:
 
 @contextmanager
 def fbgemm() -> Iterator[None]:
-    """In this context torch's quantised operators are FBGEMM's; silences that they are announced to move elsewhere."""
+    """In this context torch's quantised operators are FBGEMM's; no notice that these will move."""
     before = torch.backends.quantized.engine
     torch.backends.quantized.engine = ENGINE
     try:

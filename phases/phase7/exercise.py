@@ -138,9 +138,9 @@ class FusedGPT2Block(nn.Module):
 
 
 class Compilation:
-    """One `torch.compile` backend at work. `graphs` counts what it was given to compile: few, for any lengths.
+    """One `torch.compile` backend at work. `graphs` counts the graphs that it compiled: few, whatever the lengths.
 
-    `problem` says why nothing is compiled, if so; empty: it is compiled. Raises `OptionsError` for an unknown backend.
+    `problem`: why nothing is compiled; empty if it is. Raises `OptionsError` for an unknown backend.
     """
 
     def __init__(self, backend: str, parameters: int) -> None:
@@ -164,9 +164,9 @@ class Compilation:
         """`function` compiled whole, with every size of its tensors a variable; as it is where that does not work.
 
         It gets a code object of its own, since Dynamo keeps graphs, and counts them against its limit, per code object.
-        `guarded_by`: whoever calls it answers for calls that differ from the first in nothing but sizes above 1 and the
-        dtype and device of that argument, so Dynamo need not look at every part of a model each time, which takes
-        longer than a small region itself.
+        `guarded_by` names the one argument whose dtype and device Dynamo still checks at each call. The caller promises
+        that nothing else differs from the first call but sizes above 1. Checking every part of a model each time would
+        take longer than a small region itself.
         """
         raise NotImplementedError("P7 task 3: Compilation.compiled")
 
@@ -180,9 +180,10 @@ class Compilation:
             return self.make(graph, inputs)
 
     def attempt(self, run: Callable[[], None], device: Device) -> None:
-        """Run what compiles; without a compiler warn, and have a `problem`. An error of the region itself raises.
+        """Run what compiles. Without a compiler: warn, and set `problem`. An error of the region itself raises.
 
-        A norm's epsilon is a constant to the compiler, and two sizes that happen to be equal are two variables.
+        Meanwhile Dynamo takes floats, such as a norm's epsilon, for constants, and two sizes for two variables even if
+        they happen to be equal.
         """
         from torch._dynamo.exc import BackendCompilerFailed
         from torch.fx.experimental import _config
@@ -227,8 +228,9 @@ class FusedModel(nn.Module):
 
     def use_fast_products(self, device: Device) -> None:
         """Give every linear layer the form that is fastest on the device, in its dtype."""
-        for block in self.layers:
-            for name in block.linear:  # type: ignore[union-attr]
+        blocks: list[Any] = list(self.layers)
+        for block in blocks:
+            for name in block.linear:
                 setattr(block, name, product(getattr(block, name), device))
         self.lm_head = head(self.lm_head, self.embedding)
 
@@ -248,8 +250,8 @@ class FusedModel(nn.Module):
     ) -> Tensor:
         """From the first layer's q, k and v to what leaves the last, `(B, hidden)`; heads are side by side on the way.
 
-        The last layer goes on into itself, and nobody reads those q, k and v: one product too many takes less than the
-        operators of an end that is not compiled, and needs no graph of its own.
+        The last layer stands in for its own successor, and nobody reads the q, k and v that it then computes: this
+        superfluous product is cheaper than an uncompiled end, and spares a second graph.
         """
         blocks: list[Any] = list(self.layers)
         parts = (x, *(part.flatten(1) for part in (q, k, v)))
@@ -316,11 +318,11 @@ class Engine(Phase6Engine):
         raise NotImplementedError("P7 task 4: Engine.prepare_model")
 
     def compile(self, model: FusedModel) -> None:
-        """Have the model's regions compiled when they first run: that between attentions, for several rows, and on a
-        CPU that with a decode step's attention.
+        """Have the model's regions compiled when they first run.
 
-        A card has kernels for attention and graphs for what surrounds it; there, and where layers differ, a decode step
-        takes the same way as any other.
+        Every device gets the region between two attentions. A CPU whose layers are all alike also gets `Decoding`: the
+        same region with a decode step's attention in it. A card needs no such region: it has kernels for attention, and
+        phase 8's graphs save the launches around them.
         """
         if self.compilation.problem:
             return
@@ -330,7 +332,7 @@ class Engine(Phase6Engine):
 
     @property
     def kernels(self) -> dict[str, KernelUse]:
-        """As before; and the products with a single row that the compiler wrote itself, of which no layer knows."""
+        """As before; and the products with a single row that are compiled as sums, which no layer counts itself."""
         uses = super().kernels
         decoding = getattr(self.model, "decoding", None)
         summed = [name for name, part in self.model.named_modules() if isinstance(part, SummedProduct)]
@@ -345,7 +347,7 @@ class Engine(Phase6Engine):
 
     @torch.inference_mode()
     def warmup(self) -> None:
-        """Run the model on the kinds of sizes that the compiler tells apart; it touches no request, nor their cache."""
+        """Run the model on each kind of size that the compiler knows; no request and no request's cache is touched."""
         raise NotImplementedError("P7 task 4: Engine.warmup")
 
     def decode_rows(self, input_ids: Tensor) -> None:

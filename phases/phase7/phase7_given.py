@@ -28,7 +28,7 @@ def _frozen(parts: list[Tensor]) -> nn.Parameter:
 
 
 AUTO, EAGER = "auto", "none"
-"""The compiler's names for: inductor if the model is worth it; do not compile."""
+"""Values of the option `compiler`: inductor, if the model is large enough to be worth it; do not compile."""
 
 WORTHWHILE = 2**24
 """Parameters from which on compiling, some seconds, pays: a smaller model's whole answer takes no longer."""
@@ -37,7 +37,7 @@ INDUCTOR: dict[str, Any] = {
     "cpp.enable_kernel_profile": True,  # what it writes for a CPU has names in a trace; else that takes no time
     "size_asserts": False,
 }
-"""How inductor is set. That an index is inside of the pool is still asserted: what it writes outside is lost memory."""
+"""Inductor's settings. Its checks that an index is within the pool stay on: a write outside would corrupt memory."""
 
 INSTALL = {
     "cpu": "install g++ or clang (Debian: apt install g++; macOS: xcode-select --install)",
@@ -193,9 +193,9 @@ class Product(nn.Module):
 
 
 class UnitRowsProduct(Product):
-    """A quantised layer whose rows are divided by their largest numbers, and its result multiplied by them.
+    """A quantised layer whose rows are divided by their largest absolute values, and its result multiplied by these.
 
-    The compiler sees both, and makes them part of what comes before the product and after it; it does not see the rest.
+    The compiler sees both, and fuses them with what comes before and after the product, which stays opaque to it.
     """
 
     layer: QuantizedLinear
@@ -214,8 +214,9 @@ class UnitRowsProduct(Product):
 class SummedProduct(Product):
     """A layer of 8-bit codes that are stored as they are: for a single row the compiler writes the product itself.
 
-    A row meets each code once, so no layout would help: a loop over the codes is a sum like any other, and has no call.
-    A view by strides is of something stored: else what makes the row, a norm, would be computed again for each channel.
+    A single row uses each code once, so no packed layout would help: the product is a loop over the codes, compiled
+    like any other sum, without a call. `as_strided` makes the compiler store the row first: else it would inline what
+    computes the row, a norm, and compute that again for each channel.
     """
 
     layer: QuantizedLinear
@@ -333,7 +334,7 @@ def between(block: Any, following: Any, x: Tensor, attended: Tensor, rotary: Ten
 
 
 def _nothing(block: nn.Module) -> None:
-    """Weights are where they are multiplied."""
+    """The default of `will_run` and `has_run`: weights are always where they are multiplied."""
 
 
 # ==== phase7/engine.py ==============================================================================================

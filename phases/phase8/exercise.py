@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from minfer.core.attention import MASK_BYTES
 from minfer.core.batch import ForwardBatch
 from minfer.core.config import ModelConfig
 from minfer.core.device import Device, Graph
@@ -33,9 +34,6 @@ from minfer.phase7 import FusionOptions, PagedKVCache, PagedStep
 SHARE = 8
 """Graphs may take an eighth of the free memory. A step that gathers more is no longer short beside its launches, which
 is all that a graph saves."""
-
-MASK_BYTES = 11
-"""Of a query-key pair while a mask is made: an int64 distance and three bools."""
 
 
 class Bucket(NamedTuple):

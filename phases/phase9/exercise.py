@@ -39,8 +39,8 @@ from minfer.phase8 import FusedModel, Step
 class Arrival:
     """Numbers on their way to the host."""
 
-    def __init__(self, page: Tensor, arrived: Moment) -> None:
-        self.page, self.arrived = page, arrived
+    def __init__(self, buffer: Tensor, arrived: Moment) -> None:
+        self.buffer, self.arrived = buffer, arrived
 
     def wait(self) -> Tensor:
         """The numbers, on the host, as soon as they are there; nothing that was queued later is waited for."""
@@ -50,16 +50,17 @@ class Arrival:
 class CopyStream:
     """A stream for copies only. It waits for what it copies; the model's stream never waits for it.
 
-    Invariant: a page is written again only by a later copy of this stream, which does them in order.
+    Two pinned buffers take turns: one is read while the other is filled. Invariant: a buffer is written again only by a
+    later copy of this stream, which runs its copies in order.
     """
 
     def __init__(self, device: Device, most: int) -> None:
-        """`most`: numbers of a copy."""
+        """`most`: the most numbers in one copy."""
         self.device, self.stream = device, device.stream()
-        self.pages = cycle([device.pinned((most,), torch.int64) for _ in range(2)])  # one is read, one is on its way
+        self.buffers = cycle([device.pinned((most,), torch.int64) for _ in range(2)])
 
     def to_host(self, numbers: Tensor) -> Arrival:
-        """Send int64 `(n,)`, which the current stream makes; whoever asks keeps them until they have arrived."""
+        """Start to copy int64 `(n,)`, which the current stream computes; the caller keeps them until they arrive."""
         raise NotImplementedError("P9 task 1: CopyStream.to_host")
 
 
@@ -217,7 +218,7 @@ class Engine(Phase8Engine):
         raise NotImplementedError("P9 task 3: Engine.advance")
 
     def follow(self) -> str:
-        """Launch the next step behind the one in flight. Returns why not, or nothing."""
+        """Launch the next step behind the one in flight. Returns why it could not; empty: it did, or already had."""
         raise NotImplementedError("P9 task 3: Engine.follow")
 
     def take_off(self) -> bool:
@@ -235,7 +236,7 @@ class Engine(Phase8Engine):
             self.launched.popleft()
 
     def prepare(self, sequences: list[Sequence]) -> ForwardBatch:
-        """As before; what the step in flight draws is fed on the device."""
+        """As before; tokens that only the step in flight knows are put into the batch on the device."""
         raise NotImplementedError("P9 task 2: Engine.prepare")
 
     def overlap_usage(self) -> dict[str, Any]:

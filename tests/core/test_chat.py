@@ -228,7 +228,7 @@ def test_chat_template_jinja_comes_first(chat_of):
         ("{{ messages[0]['content'].title() }}{{ messages | length }}", "X1"),
     ],
 )
-def test_the_helpers_that_templates_expect_are_there(chat_of, template, text):
+def test_the_functions_that_templates_expect_are_there(chat_of, template, text):
     assert rendered(chat_of("qwen", template)) == text
 
 

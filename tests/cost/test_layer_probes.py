@@ -53,7 +53,7 @@ def test_what_is_decoded_is_the_last_token_of_each_request_over_blocks_of_its_ow
 
 
 def test_products_in_place_take_what_a_forward_takes_less_what_lies_beside_them(monkeypatch):
-    """On a clock that says 5 s for any forward and 2 ms for any other call."""
+    """On a clock that says 5 s for every forward."""
     model = layer_probes.short(tiny_model("llama", 17).config)
     alone = {("layers", rows): 1.0 for rows in probes.ROWS} | {("head", 1): 0.25 / probes.weights_in(model.lm_head)}
     monkeypatch.setattr(layer_probes, "products", lambda *_: alone)

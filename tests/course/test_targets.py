@@ -15,7 +15,7 @@ CELLS = [
     "LIMIT = max(1, 2)\nhalf = LIMIT / 2\nstarted = print('this must not run')",
     "%%bash\nexit 1",
     "try:\n    import nowhere_to_be_found as fast\nexcept ImportError:\n    fast = None",
-    "def helper():\n    return [LIMIT - 1, 2]\n\nclass Engine:\n    def one(self):\n        return [*helper(), 1]\n"
+    "def ends():\n    return [LIMIT - 1, 2]\n\nclass Engine:\n    def one(self):\n        return [*ends(), 1]\n"
     "    def two(self):\n        return [1, 2, half + 1]",
     "os._exit(3)\nfor x in [1]:\n    raise RuntimeError('nor this')",
     "if LIMIT > 1:\n    raise RuntimeError('nor this')",

@@ -124,10 +124,10 @@ def test_refused(case, student):
 
 
 ACCEPTED = {
-    "a helper with a name like a hook's": (
+    "a method with a name like a hook's": (
         f"{BASE}class Engine(Base):\n    def prepared(self): pass\n    def admit(self, s): self.prepared()\n"
     ),
-    "a hook and its helper": (
+    "a hook and a method beside it": (
         f"{BASE}class Engine(Base):\n    def prepare_(self): pass\n    def prepare(self, s): pass\n"
     ),
     "another name altogether": f"{BASE}class Engine(Base):\n    def grow(self): pass\n",

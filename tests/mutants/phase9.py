@@ -60,15 +60,15 @@ class CopiesAtOnce(CopyStream):
     """Does not wait for what draws the tokens."""
 
     def to_host(self, numbers):
-        page = next(self.pages)[: len(numbers)]
+        buffer = next(self.buffers)[: len(numbers)]
         with self.stream:
-            page.copy_(numbers, non_blocking=True)
-        return Arrival(page, self.stream.moment())
+            buffer.copy_(numbers, non_blocking=True)
+        return Arrival(buffer, self.stream.moment())
 
 
 class NeverWaited(Arrival):
     def wait(self):
-        return self.page
+        return self.buffer
 
 
 class ReadsAtOnce(CopyStream):
@@ -76,30 +76,30 @@ class ReadsAtOnce(CopyStream):
 
     def to_host(self, numbers):
         arrival = super().to_host(numbers)
-        return NeverWaited(arrival.page, arrival.arrived)
+        return NeverWaited(arrival.buffer, arrival.arrived)
 
 
-class OnePage(CopyStream):
+class OneBuffer(CopyStream):
     """Has the same place for the tokens of every step."""
 
     def to_host(self, numbers):
-        self.page = getattr(self, "page", None)
-        self.page = next(self.pages) if self.page is None else self.page
-        self.pages = repeat(self.page)
+        self.buffer = getattr(self, "buffer", None)
+        self.buffer = next(self.buffers) if self.buffer is None else self.buffer
+        self.buffers = repeat(self.buffer)
         return super().to_host(numbers)
 
 
 class MomentBeforeTheCopy(CopyStream):
     def to_host(self, numbers):
         early = self.stream.moment()
-        return Arrival(super().to_host(numbers).page, early)
+        return Arrival(super().to_host(numbers).buffer, early)
 
 
 class MomentOfTheModel(CopyStream):
     """Waits for the model's stream, and not for the one that copies."""
 
     def to_host(self, numbers):
-        return Arrival(super().to_host(numbers).page, self.device.current_stream().moment())
+        return Arrival(super().to_host(numbers).buffer, self.device.current_stream().moment())
 
 
 @plant("P9-01", watched())
@@ -114,7 +114,7 @@ class ReadsWhatIsNotThere(OtherParts):
 
 @plant("P9-02", watched())
 class OverwritesThePage(OtherParts):
-    Copies = OnePage
+    Copies = OneBuffer
 
 
 class IdsInOnePlace(Engine):
@@ -192,7 +192,7 @@ class TakesAllIn(Flight):
     def arrive(self):
         drawing = list(self.drawing)
         super().arrive()
-        self.drawing, self.token_ids = drawing, self.arrival.page.clone()
+        self.drawing, self.token_ids = drawing, self.arrival.buffer.clone()
 
 
 def with_ends(engine_cls, lab):

@@ -42,7 +42,7 @@ def draw_bars(axes):
 
 
 def draw_ranks(axes):
-    chart.lying_bars(axes, {"a": 1.0, "b": 2.5}, "rows", "time (s)", "found")
+    chart.horizontal_bars(axes, {"a": 1.0, "b": 2.5}, "rows", "time (s)", "found")
 
 
 def draw_stacks(axes):

@@ -138,7 +138,7 @@ def test_a_replica_that_dies_ends_all_with_its_error(lab, new_children, how):
     lost = [one for one in requests if one.error is not None]
     assert len(lost) >= 1
     assert all(isinstance(one.error, RankError) for one in lost)
-    said = "rank 1 was killed by SIGKILL" if how == "killed" else f"replica 1 gave no answer for {patience:g} s"
+    said = "replica 1 was killed by SIGKILL" if how == "killed" else f"replica 1 gave no answer for {patience:g} s"
     assert said in str(lost[0].error)
     assert not new_children()
     with pytest.raises(RankError, match="the replicas have ended"):

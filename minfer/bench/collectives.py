@@ -1,4 +1,4 @@
-"""Measurement: how long ranks take to say something, and what share of a decode step that is.
+"""Collectives: how long the operations between ranks take, by size, and what compute hides of them.
 
 bytes                S: what a rank has after AllGather, before ReduceScatter, and on both sides of the others
 latency              seconds from the first call to the last, over the number of calls
@@ -9,19 +9,16 @@ bus bandwidth        algorithm bandwidth · factor: what a link must carry, what
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from minfer.core.device import Device
-from minfer.core.params import SamplingParams
-from minfer.phase10.engine import Engine, ParallelOptions
+from minfer.phase10.engine import ParallelOptions
 from minfer.phase10.launcher import launcher_of
 from minfer.phase10.ranks import Ranks
-from minfer.phase10.torch_group import TorchGroup
 
 WARMUPS = 3
 SECONDS = 0.2
@@ -89,44 +86,6 @@ class Overlap:
         return max(0.0, spared) / min(self.communication_seconds, self.compute_seconds)
 
 
-@dataclass(frozen=True)
-class StepShare:
-    """A decode step of some requests, dealt to ranks, and on one rank that has the threads of all.
-
-        step = compute + calls · latency + waiting
-
-    Communication is what rank 0 spends in operations, waiting for other ranks included; `latency` is what one takes
-    when no rank is late, measured apart: the sum after a product, as most are.
-    """
-
-    step_seconds: float
-    communication_seconds: float
-    calls: int
-    alone_seconds: float
-    latency: float
-    requests: int = 1
-
-    @property
-    def operation_seconds(self) -> float:
-        """What the operations would take if nobody waited."""
-        return min(self.communication_seconds, self.calls * self.latency)
-
-    @property
-    def waiting_seconds(self) -> float:
-        """For ranks that had more to compute, or were held up."""
-        return self.communication_seconds - self.operation_seconds
-
-    @property
-    def share(self) -> float:
-        """Of the step."""
-        return self.communication_seconds / self.step_seconds
-
-    @property
-    def speed(self) -> float:
-        """How many times as fast as the one rank; below 1: slower."""
-        return self.alone_seconds / self.step_seconds
-
-
 class Measurement:
     """All operations at all sizes, on all ranks: a rank's process runs it in place of an engine."""
 
@@ -159,8 +118,8 @@ class Measurement:
     @torch.inference_mode()
     def overlap(self) -> Overlap:
         """Of the largest message."""
-        made: Any = self.ranks.world.made  # type: ignore[attr-defined]
-        device = self.ranks.device.torch_device
+        group: Any = self.ranks.world
+        made, device = group.made, self.ranks.device.torch_device
         whole, matrix = torch.ones(max(self.sizes) // 4, device=device), torch.ones(MATRIX, MATRIX, device=device)
         communication = self.seconds(lambda: made.allreduce([whole]).wait())
         products = self.agreed(communication / self.seconds(lambda: matrix @ matrix))
@@ -182,7 +141,7 @@ class Measurement:
         return self.timed(run, min(max(calls, LEAST_CALLS), MOST_CALLS))
 
     def timed(self, run: Callable[[], object], calls: int) -> float:
-        """Seconds a call, of so many, from when all ranks are there until all are done."""
+        """The mean seconds of `calls` calls, from when all ranks are there until all are done."""
         device, all_are_here = self.ranks.device, torch.zeros(1, device=self.ranks.device.torch_device)
         self.ranks.world.all_reduce(all_are_here)
         start = device.clock()
@@ -212,60 +171,3 @@ def measure_all(ranks: int, sizes: list[int], device: str = "auto") -> tuple[lis
         figures, overlap = measurement.figures(), measurement.overlap()
     view.close()
     return figures, overlap
-
-
-ROUNDS, STEPS = 6, 8
-"""How often the two engines of a comparison take turns, and how many steps a turn has."""
-
-
-def step_share(model: str, ranks: int, device: str = "auto", requests: int = 1) -> StepShare | None:
-    """What a decode step of `model`, dealt to `ranks` ranks, spends on communication; and what one rank takes.
-
-    None where the host cannot see it: on GPUs, operations run beside it. Raises `MinferError` or `RankError`.
-    """
-    if Device.get(device).torch_device.type != "cpu":
-        return None
-    options = {"device": device, "max_batch": requests}
-    alone = Decoding(Engine.load(model, **options), requests)  # before the ranks take this process's threads
-    dealt = Decoding(Engine.load(model, tensor_parallel=ranks, **options), requests)
-    try:
-        share = compared(alone, dealt)
-    finally:
-        dealt.engine.close()
-    nbytes = requests * dealt.engine.config.hidden_size * dealt.engine.dtype.itemsize
-    latency = next(one.seconds for one in measure(ranks, [nbytes], device) if one.operation == IN_A_STEP)
-    return replace(share, latency=latency, requests=requests)
-
-
-def compared(alone: "Decoding", dealt: "Decoding") -> StepShare:
-    """Both in turns, so that whatever else the machine does hits both; `latency` is still unknown."""
-    ranks = dealt.engine.ranks
-    groups: list[TorchGroup] = [ranks.world, ranks.tensor, ranks.host]
-    before, calls = sum(group.seconds for group in groups), sum(group.calls for group in groups)
-    for _ in range(ROUNDS):
-        alone.turn()
-        dealt.turn()
-    spent = sum(group.seconds for group in groups) - before
-    said = sum(group.calls for group in groups) - calls
-    steps = ROUNDS * STEPS
-    return StepShare(dealt.seconds / steps, spent / steps, said // steps, alone.seconds / steps, latency=0.0)
-
-
-class Decoding:
-    """An engine that decodes some requests, with as many threads as it was loaded with."""
-
-    def __init__(self, engine: Any, requests: int) -> None:
-        self.engine, self.threads, self.seconds = engine, torch.get_num_threads(), 0.0
-        tokens = ROUNDS * STEPS + 4
-        for _ in range(requests):
-            engine.submit([1, 2, 3, 4], SamplingParams(max_tokens=tokens, ignore_eos=True))
-        engine.step()
-        engine.step()  # the first that only decodes may be slower
-
-    def turn(self) -> None:
-        """Some steps, each of which launches one, and lands the one before."""
-        torch.set_num_threads(self.threads)
-        start = self.engine.device.clock()
-        for _ in range(STEPS):
-            self.engine.step()
-        self.seconds += self.engine.device.clock() - start

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from minfer.phase10.measurement import OPERATIONS, Figure, Overlap, StepShare, bus_factor
+from minfer.bench.collectives import OPERATIONS, Figure, Overlap, bus_factor
+from minfer.bench.step_share import StepShare
 from tests.ranks.processes import children
 
 
