@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,12 +47,12 @@ def calibrate(module: nn.Module, device: Device, title: str, ranks: int, say: Sa
     say("attention and gathering")
     made = replace(
         made,
-        gather={name_of(dtype): probes.gathering(config, dtype, device) for dtype in DTYPES},
-        decode={name_of(dtype): probes.decoding(config, dtype, device) for dtype in DTYPES},
-        prefill={name_of(dtype): probes.prompting(config, dtype, device) for dtype in DTYPES},
+        gather={name_of(dtype): probes.fitted(partial(probes.gathering, config, dtype, device)) for dtype in DTYPES},
+        decode={name_of(dtype): probes.fitted(partial(probes.decoding, config, dtype, device)) for dtype in DTYPES},
+        prefill={name_of(dtype): probes.fitted(partial(probes.prompting, config, dtype, device)) for dtype in DTYPES},
     )
     say("the host's part of a step")
-    between = host(config, device)
+    between = probes.fitted(partial(host, config, device))
     made = replace(made, step=between.call, request=between.per)
     say("a layer beside its products")
     made = layers(config, made, device)
@@ -93,22 +94,21 @@ def layers(config: Any, made: Hardware, device: Device) -> Hardware:
     lines = {}
     for name, dtype in (("eager", FULL), ("eager in 16 bits", BRAIN)):
         model = layer_probes.short(config).to(device.torch_device, dtype)
-        lines[name] = layer_probes.beside_products(layer_probes.without_products(model), device)
+        lines[name] = probes.fitted(partial(layer_probes.beside_products, layer_probes.without_products(model), device))
     base = engine_class(7)
     options = base.Options(num_blocks=8, max_batch=1, compiler="inductor")
     engine = base(layer_probes.short(config).to(device.torch_device), None, options)
     model = layer_probes.without_products(engine.model)
-    lines["fused"] = layer_probes.beside_products(model, device)
+    lines["fused"] = probes.fitted(partial(layer_probes.beside_products, model, device))
     if model.decoding is None:  # on a card, or without a compiler
         return replace(made, layer=lines)
-    compiled = layer_probes.compiled_decoding(model, lines["fused"], device)
+    compiled = probes.fitted(partial(layer_probes.compiled_decoding, model, lines["fused"], device))
     return replace(made, layer=lines, decode={**made.decode, COMPILED: compiled})
 
 
-def host(config: Any, device: Device) -> Line:
+def host(config: Any, device: Device) -> probes.Points:
     """Seconds of a step outside of the forward, and for each request in it: the engine over a model without work."""
-    points = [(float(batch), _idle_step(config, device, batch)) for batch in (1, 4, 16)]
-    return probes.line(points)
+    return [(float(batch), _idle_step(config, device, batch)) for batch in (1, 4, 16)]
 
 
 def _idle_step(config: Any, device: Device, batch: int) -> float:

@@ -13,7 +13,18 @@ from minfer.core.config import ModelConfig
 from minfer.core.device import Device
 from minfer.core.models import model_class
 from minfer.cost.hardware import Line
-from minfer.cost.probes import DECODES, PASSES, ROWS, Found, blocks_of, line, products, products_of, seconds, weights_in
+from minfer.cost.probes import (
+    DECODES,
+    PASSES,
+    ROWS,
+    Found,
+    Points,
+    blocks_of,
+    products,
+    products_of,
+    seconds,
+    weights_in,
+)
 from minfer.phase5 import PagedKVCache, PagedStep
 from minfer.phase7.product import Product
 
@@ -55,27 +66,27 @@ def without_products(model: Any) -> Any:
 
 
 @torch.inference_mode()
-def beside_products(model: Forward, device: Device) -> Line:
+def beside_products(model: Forward, device: Device) -> Points:
     """A layer's operators beside products and attention, by tokens."""
-    points = []
+    points: Points = []
     for tokens in TOKENS:
         ids = torch.zeros(tokens, dtype=torch.int64, device=device.torch_device)
         took = seconds(partial(model, ids, ids, [_query] * LAYERS, ids[:1]), device)
         points.append((float(tokens), took / LAYERS))
-    return line(points)
+    return points
 
 
 @torch.inference_mode()
-def compiled_decoding(model: Any, beside: Line, device: Device) -> Line:
+def compiled_decoding(model: Any, beside: Line, device: Device) -> Points:
     """A layer's attention of single tokens where it is compiled with what surrounds it (`beside`), by bytes read."""
-    points = []
+    points: Points = []
     for batch, context in DECODES:
         cache = paged(model.config, batch, context, device)
         ids = torch.zeros(batch, dtype=torch.int64, device=device.torch_device)
         took = seconds(partial(model, ids, ids, cache.layers, ids[:1]), device) / LAYERS
         nbytes = batch * context * cache.pool[0, 0, 0, 0].numel() * 2 * cache.pool.element_size()
         points.append((float(nbytes), max(1e-9, took - beside.seconds(batch))))
-    return line(points)
+    return points
 
 
 @torch.inference_mode()

@@ -19,12 +19,13 @@ from minfer.phase6 import QuantizedLinear
 from minfer.phase7.product import PackedLinear, TransposedLinear
 
 LAYERS = (nn.Linear, QuantizedLinear, PackedLinear, TransposedLinear)
-ROWS = (1, 2, 4, 8, 12, 16, 24, 48, 96, 192, 512)
+ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 24, 48, 96, 192, 512)
 MOST_LOGITS = 96  # rows that need logits at once: one of each request
 DECODES = ((1, 48), (1, 384), (6, 96), (12, 320))  # batch, context
 SLOW = 1.0  # seconds
 Found = dict[tuple[str, int], float]
-PASSES = 2  # over all numbers of rows: what disturbs one of them is over in the other
+Points = list[tuple[float, float]]
+PASSES = 2  # over all sizes: what disturbs the machine during one is over in the other
 COLD = 2**28  # bytes: more than caches hold
 READING = 2**26  # numbers: more than caches hold
 LEAST = 0.05  # seconds that a probe is repeated for
@@ -110,7 +111,13 @@ def curves(found: Found) -> dict[str, Curve]:
     }
 
 
-def line(points: list[tuple[float, float]]) -> Line:
+def fitted(measure: Callable[[], Points]) -> Line:
+    """The line through the points that `measure` finds, (size, seconds); of several passes, the least of each."""
+    passes = [measure() for _ in range(PASSES)]
+    return line([min(same, key=lambda point: point[1]) for same in zip(*passes, strict=True)])
+
+
+def line(points: Points) -> Line:
     """The line through (size, seconds) of least relative error, neither number below 0."""
     import numpy as np
 
@@ -124,10 +131,10 @@ def line(points: list[tuple[float, float]]) -> Line:
     return Line(float(call), float(per))
 
 
-def gathering(config: ModelConfig, dtype: torch.dtype, device: Device) -> Line:
-    """A layer's share of a paged cache: two stores, two gatherings; by the bytes that are read and written."""
+def gathering(config: ModelConfig, dtype: torch.dtype, device: Device) -> Points:
+    """Of a layer's share of a paged cache: two stores, two gatherings; by the bytes that are read and written."""
     slot = torch.tensor([3], device=device.torch_device)
-    points = []
+    points: Points = []
     for blocks in (4, 24, 160):
         shape = (2, blocks + 1, 16, config.num_kv_heads, config.head_dim)
         nbytes = math.prod(shape) * dtype.itemsize
@@ -136,7 +143,7 @@ def gathering(config: ModelConfig, dtype: torch.dtype, device: Device) -> Line:
         order = torch.randperm(blocks, device=device.torch_device)
         took = seconds(partial(store_and_gather, pool, slot, order), device) / layers
         points.append((2.0 * nbytes * blocks / (blocks + 1), took))
-    return line(points)
+    return points
 
 
 def store_and_gather(pool: Tensor, slot: Tensor, order: Tensor) -> None:
@@ -149,29 +156,29 @@ def store_and_gather(pool: Tensor, slot: Tensor, order: Tensor) -> None:
         part.index_select(0, order)
 
 
-def decoding(config: ModelConfig, dtype: torch.dtype, device: Device) -> Line:
+def decoding(config: ModelConfig, dtype: torch.dtype, device: Device) -> Points:
     """A layer's attention of single tokens, by the bytes of keys and values that it reads."""
     random = partial(torch.randn, dtype=dtype, device=device.torch_device)
-    points = []
+    points: Points = []
     for batch, context in DECODES:
         query = random((batch, 1, config.num_heads, config.head_dim))
         keys, values = (random((batch, context, config.num_kv_heads, config.head_dim)) for _ in range(2))
         mask = torch.ones(batch, 1, 1, context, dtype=torch.bool, device=device.torch_device)
         took = seconds(partial(attend, query, Visible(keys, values, mask)), device)
         points.append((2.0 * keys.nbytes, took))
-    return line(points)
+    return points
 
 
-def prompting(config: ModelConfig, dtype: torch.dtype, device: Device) -> Line:
+def prompting(config: ModelConfig, dtype: torch.dtype, device: Device) -> Points:
     """A layer's causal attention of a prompt, by its FLOPs, as they are counted: masked ones too."""
     random = partial(torch.randn, dtype=dtype, device=device.torch_device)
-    points = []
+    points: Points = []
     for tokens in (24, 96, 384):
         query = random((tokens, config.num_heads, config.head_dim))
         keys, values = (random((tokens, config.num_kv_heads, config.head_dim)) for _ in range(2))
         took = seconds(partial(attend, query, Visible(keys, values, is_causal=True)), device)
         points.append((4.0 * config.num_heads * config.head_dim * tokens**2, took))
-    return line(points)
+    return points
 
 
 def operation(device: Device) -> float:
