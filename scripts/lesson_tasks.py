@@ -9,7 +9,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from minfer.course.exercise import FILE, Exercise
+from minfer.course.lessons.exercise import FILE, Exercise
 
 FOLDER = Path(__file__).parents[1] / "phases"
 START, END = "<!-- tasks: made by python -m scripts.lesson_tasks, do not edit -->", "<!-- /tasks -->"

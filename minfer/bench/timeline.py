@@ -14,9 +14,9 @@ from minfer.bench.contestants import EngineContestant, engine_class
 from minfer.bench.workloads import Workload
 from minfer.core.params import SamplingParams
 from minfer.core.sequence import Sequence
-from minfer.course.clocks import Costly, ReadsWait
-from minfer.course.scripted import Scripted
-from minfer.course.timeline import MODEL, Span, TimelineDevice
+from minfer.course.lab.scripted import Scripted
+from minfer.course.machines.clocks import Costly, ReadsWait
+from minfer.course.machines.timeline import MODEL, Span, TimelineDevice
 
 COPY_SHARE = 0.05  # of a forward: what the copy of a few ids is drawn as; it takes microseconds
 

@@ -7,14 +7,14 @@ import typer
 from rich.console import Console
 
 from minfer.core.errors import MinferError
-from minfer.course import table
-from minfer.course.checking import SEED, run_tests, wrong
-from minfer.course.exercise import Exercise
-from minfer.course.files import course_root
-from minfer.course.outputs import write_report
-from minfer.course.receipts import write_receipts
-from minfer.course.report import Report, Status
-from minfer.course.work import Work
+from minfer.course.grader.checking import SEED, run_tests, wrong
+from minfer.course.grader.receipts import write_receipts
+from minfer.course.lessons.exercise import Exercise
+from minfer.course.lessons.files import course_root
+from minfer.course.lessons.work import Work
+from minfer.course.marks import table
+from minfer.course.marks.outputs import write_report
+from minfer.course.marks.report import Report, Status
 
 
 def check(

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from minfer.core.errors import OptionsError
-from minfer.course.compare import WORKLOADS, Effect, shown
-from minfer.course.compare_page import effect_html
-from minfer.course.diff import PhaseDiff
-from minfer.course.diff_page import page
+from minfer.course.lectures.compare import WORKLOADS, Effect, shown
+from minfer.course.lectures.compare_page import effect_html
+from minfer.course.lectures.diff import PhaseDiff
+from minfer.course.lectures.diff_page import page
 
 
 def compare(

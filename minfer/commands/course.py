@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.table import Table
 
 from minfer.core.errors import MinferError
-from minfer.course.budget import Budget, Spent
-from minfer.course.folder import phases_folder
+from minfer.course.lessons.budget import Budget, Spent
+from minfer.course.lessons.folder import phases_folder
+from minfer.course.lessons.sync import stale, write
 from minfer.course.source.library import phases
-from minfer.course.sync import stale, write
 
 course = typer.Typer(no_args_is_help=True, help="Make the starters and diff pages of the course anew.")
 

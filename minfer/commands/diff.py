@@ -7,9 +7,9 @@ import typer
 from rich.console import Console
 
 from minfer.core.errors import OptionsError
-from minfer.course import diff_text
-from minfer.course.diff import PhaseDiff
-from minfer.course.diff_page import page
+from minfer.course.lectures import diff_text
+from minfer.course.lectures.diff import PhaseDiff
+from minfer.course.lectures.diff_page import page
 from minfer.course.source.lineage import previous
 
 Before = Annotated[int, typer.Argument(metavar="A", help="A phase; alone: what it changes of the one before.")]

@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from minfer.course import mistakes
+from minfer.course.lessons import mistakes
 
 
 def explain(

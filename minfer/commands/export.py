@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from minfer.course.export import Export
-from minfer.course.files import course_root
+from minfer.course.lessons.export import Export
+from minfer.course.lessons.files import course_root
 
 
 def export(

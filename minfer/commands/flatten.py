@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from minfer.core.errors import OptionsError
-from minfer.course.flatten import flatten as flattened
+from minfer.course.lectures.flatten import flatten as flattened
 
 
 def flatten(

@@ -10,12 +10,12 @@ from rich.table import Table
 
 from minfer.core.errors import OptionsError
 from minfer.core.extras import require
-from minfer.course import submissions
-from minfer.course.child import Limits
-from minfer.course.files import course_root
-from minfer.course.grader import Grader
-from minfer.course.report import Report
-from minfer.course.submissions import Submission
+from minfer.course.grader import submissions
+from minfer.course.grader.child import Limits
+from minfer.course.grader.grader import Grader
+from minfer.course.grader.submissions import Submission
+from minfer.course.lessons.files import course_root
+from minfer.course.marks.report import Report
 
 DEFAULTS = Limits()
 

@@ -6,8 +6,8 @@ import typer
 from rich.console import Console
 
 from minfer.core.errors import OptionsError
-from minfer.course.exercise import HINTS, Exercise
-from minfer.course.files import course_root
+from minfer.course.lessons.exercise import HINTS, Exercise
+from minfer.course.lessons.files import course_root
 
 
 def hint(

@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from minfer.course import hooks as table
+from minfer.course.lectures import hooks as table
 
 
 def hooks(markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False) -> None:

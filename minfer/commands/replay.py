@@ -7,10 +7,10 @@ import typer
 from rich.console import Console
 
 from minfer.core.extras import require
-from minfer.course.child import Limits
-from minfer.course.files import course_root
-from minfer.course.marking import versions
-from minfer.course.receipts import Receipt
+from minfer.course.grader.child import Limits
+from minfer.course.grader.marking import versions
+from minfer.course.grader.receipts import Receipt
+from minfer.course.lessons.files import course_root
 
 
 def replay(receipt: Annotated[Path, typer.Argument(help="A file that minfer check or minfer grade wrote.")]) -> None:

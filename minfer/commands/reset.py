@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 from minfer.commands.start import print_tasks
-from minfer.course.exercise import Exercise
-from minfer.course.files import course_root
-from minfer.course.work import Work
+from minfer.course.lessons.exercise import Exercise
+from minfer.course.lessons.files import course_root
+from minfer.course.lessons.work import Work
 
 
 def reset(phase: Annotated[int, typer.Argument(help="The phase.")]) -> None:

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from minfer.course.exercise import Exercise
-from minfer.course.files import course_root
-from minfer.course.work import Work
+from minfer.course.lessons.exercise import Exercise
+from minfer.course.lessons.files import course_root
+from minfer.course.lessons.work import Work
 
 
 def start(phase: Annotated[int, typer.Argument(help="The phase.")]) -> None:

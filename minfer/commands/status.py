@@ -3,11 +3,11 @@
 from rich.console import Console
 from rich.table import Table
 
-from minfer.course.exercise import Exercise
-from minfer.course.files import course_root, exercises
-from minfer.course.loading import Target
-from minfer.course.report import Status
-from minfer.course.work import Work
+from minfer.course.grader.loading import Target
+from minfer.course.lessons.exercise import Exercise
+from minfer.course.lessons.files import course_root, exercises
+from minfer.course.lessons.work import Work
+from minfer.course.marks.report import Status
 
 
 def status() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from minfer.core.errors import MinferError
-from minfer.course.timeline import LANES, Span
+from minfer.course.machines.timeline import LANES, Span
 from minfer.plots.run_figure import check_format
 
 NARROW = 0.01  # of the whole time: a bar on which no number can be read

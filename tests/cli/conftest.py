@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from minfer.cli import main
-from minfer.course.families import Sizes, family_facts
-from minfer.course.tiny import TinyModel
+from minfer.course.lab.families import Sizes, family_facts
+from minfer.course.lab.tiny import TinyModel
 from tests.cli.streams import Keyboard
 
 LETTERS = 30  # all ids that the tokenizer has, so that every token is seen

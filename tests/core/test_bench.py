@@ -11,7 +11,7 @@ from minfer.bench.sample import Sample, Spread
 from minfer.bench.workloads import Request, Workload, mixed, shared_prefix, single
 from minfer.core.errors import MinferError
 from minfer.core.params import SamplingParams
-from minfer.course.tiny import tiny_model
+from minfer.course.lab.tiny import tiny_model
 
 ROOT = Path(__file__).parents[2]
 

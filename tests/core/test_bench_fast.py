@@ -22,7 +22,7 @@ from minfer.core.errors import OptionsError
 from minfer.core.gguf_convert import file_name, half_split_rows
 from minfer.core.hub import resolve
 from minfer.core.params import SamplingParams
-from minfer.course.tiny import tiny_model
+from minfer.course.lab.tiny import tiny_model
 from minfer.phase2 import Engine, EngineOptions
 
 

@@ -16,7 +16,7 @@ from minfer.bench.sample import Sample
 from minfer.bench.workloads import Request, Workload, batch
 from minfer.core.errors import RequestError
 from minfer.core.params import SamplingParams
-from minfer.course.tiny import tiny_model
+from minfer.course.lab.tiny import tiny_model
 
 QUIET = Console(quiet=True)
 

@@ -12,7 +12,7 @@ from minfer.bench.ops import BATCHES, count, decode_step
 from minfer.bench.sample import Sample
 from minfer.bench.shares import shares
 from minfer.bench.workloads import decode, mixed
-from minfer.course.tiny import tiny_model
+from minfer.course.lab.tiny import tiny_model
 
 X = torch.rand(4, 6)
 HEADS = torch.rand(1, 2, 3, 8)

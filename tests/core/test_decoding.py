@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from minfer.core.params import SamplingParams
-from minfer.course.compiles import Compiles
-from minfer.course.tiny import tiny_model
+from minfer.course.lab.tiny import tiny_model
+from minfer.course.machines.compiles import Compiles
 from minfer.phase7 import Engine, FusionOptions
 from minfer.phase7.decoding import alike, attend_rows
 from minfer.phase7.fused_model import fused

@@ -8,7 +8,7 @@ import pytest
 
 from minfer.core.config import ModelConfig
 from minfer.core.model import Transformer
-from minfer.course.families import Sizes, family_facts
+from minfer.course.lab.families import Sizes, family_facts
 
 
 @pytest.mark.parametrize("phase", [3, 4, 5])

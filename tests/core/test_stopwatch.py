@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minfer.core.device import CPU, Device, EventStopwatch
-from minfer.course.clocks import ClockedDevice
+from minfer.course.machines.clocks import ClockedDevice
 
 
 def test_a_hosts_stopwatch_reads_the_devices_clock():

@@ -15,7 +15,7 @@ from minfer.cost.probes import line
 from minfer.cost.published import published
 from minfer.cost.simulation import simulate
 from minfer.cost.waterfall import NAMES, Waterfall
-from minfer.course.tiny import tiny_model
+from minfer.course.lab.tiny import tiny_model
 
 SMOL = random_config("smollm2-135m")
 PLAIN = Hardware("x", "x", bandwidth=1e9, peak_bandwidth=2e9, flops={"float32": 1e12}, operation=1e-5)

@@ -13,7 +13,7 @@ from minfer.cost import operations
 from minfer.cost.counting import Traffic, counted_flops
 from minfer.cost.formulas import Formulas, Step
 from minfer.cost.simulation import step_of
-from minfer.course.tiny import tiny_model
+from minfer.course.lab.tiny import tiny_model
 from minfer.phase1 import Engine as Phase1
 from minfer.phase3 import Engine as Phase3
 from minfer.phase4 import Engine as Phase4

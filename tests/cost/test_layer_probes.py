@@ -9,7 +9,7 @@ from minfer.cost.cost_model import COMPILED, CostModel, Setup
 from minfer.cost.counting import Traffic
 from minfer.cost.formulas import Step
 from minfer.cost.hardware import Hardware, Line
-from minfer.course.tiny import tiny_model
+from minfer.course.lab.tiny import tiny_model
 from minfer.phase7 import Engine
 
 FAMILIES = ("llama", "gpt2")

@@ -12,7 +12,7 @@ from minfer.bench.why import in_words, neighbours, row_named, waterfall
 from minfer.bench.workloads import batch, decode, prefill
 from minfer.core.errors import MinferError
 from minfer.cost.formulas import Formulas
-from minfer.course.tiny import tiny_model
+from minfer.course.lab.tiny import tiny_model
 
 ANATOMY = {
     **{"steps": 4.0, "calls": 50.0, "forward_s": 0.8, "products_s": 0.5, "attention_s": 0.1, "cache_s": 0.05},

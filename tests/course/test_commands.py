@@ -12,8 +12,8 @@ import pytest
 from minfer.cli import main
 from minfer.core.errors import MinferError
 from minfer.course import check
-from minfer.course.export import Export
-from minfer.course.files import course_root
+from minfer.course.lessons.export import Export
+from minfer.course.lessons.files import course_root
 from tests.meta.test_loading import KV
 
 ROOT = course_root()

@@ -7,8 +7,8 @@ from minfer.cli import main
 from minfer.core.config import ModelConfig
 from minfer.core.errors import OptionsError
 from minfer.core.hub import resolve
-from minfer.course.compare import WORKLOADS, Effect
-from minfer.course.compare_page import effect_html
+from minfer.course.lectures.compare import WORKLOADS, Effect
+from minfer.course.lectures.compare_page import effect_html
 
 
 @pytest.fixture(autouse=True)

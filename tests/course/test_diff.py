@@ -9,11 +9,11 @@ import pytest
 
 from minfer.cli import main
 from minfer.core.errors import MinferError
-from minfer.course.diff import PhaseDiff
-from minfer.course.diff_page import coloured, page
-from minfer.course.diff_text import markdown
-from minfer.course.grading import reference
-from minfer.course.hooks import rows
+from minfer.course.grader.grading import reference
+from minfer.course.lectures.diff import PhaseDiff
+from minfer.course.lectures.diff_page import coloured, page
+from minfer.course.lectures.diff_text import markdown
+from minfer.course.lectures.hooks import rows
 from minfer.course.source.library import phases
 from minfer.course.source.lineage import previous
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from minfer.core.errors import MinferError
-from minfer.course.exercise import Exercise
-from minfer.course.starter import Starter
+from minfer.course.lessons.exercise import Exercise
+from minfer.course.lessons.starter import Starter
 from tests.meta.in_process import Outcomes, names_of, run_engine
 
 FOLDER = Path(__file__).parents[2] / "phases"

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from minfer.core.errors import MinferError
-from minfer.course.flatten import flatten
-from minfer.course.grading import reference
+from minfer.course.grader.grading import reference
+from minfer.course.lectures.flatten import flatten
 from minfer.course.source.library import phases
 from tests.meta.in_process import Outcomes, run_engine
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from minfer.course.folding import Folding
+from minfer.course.lectures.folding import Folding
 from minfer.course.source.lineage import Ancestor, Lineage
 from minfer.course.source.module import Module
 from minfer.course.source.rewrite import renamed

@@ -8,13 +8,13 @@ import pytest
 
 import minfer
 from minfer.core.errors import MinferError
-from minfer.course import submissions
-from minfer.course.child import Journal, Limits
-from minfer.course.confine import namespaces
-from minfer.course.excerpt import Excerpt
-from minfer.course.grader import Grader, Tampered
-from minfer.course.report import Status
-from minfer.course.submissions import Submission, Unusable
+from minfer.course.grader import submissions
+from minfer.course.grader.child import Journal, Limits
+from minfer.course.grader.confine import namespaces
+from minfer.course.grader.excerpt import Excerpt
+from minfer.course.grader.grader import Grader, Tampered
+from minfer.course.grader.submissions import Submission, Unusable
+from minfer.course.marks.report import Status
 from tests.course.toy import engine, toy_course
 
 ANSWER = f"{minfer.__path__[0]}/phase1/engine.py"

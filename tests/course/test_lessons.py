@@ -14,7 +14,7 @@ from minfer.bench.claims import throughput
 from minfer.bench.ledger import runs
 from minfer.bench.sample import Spread
 from minfer.cli import SUMMARIES, UsageError, _build, main
-from minfer.course.exercise import FILE, Exercise
+from minfer.course.lessons.exercise import FILE, Exercise
 from scripts.lesson_tasks import block as tasks_block
 from scripts.lesson_tasks import current
 from tests.course.blocks import ROOT, anchors, blocks, lessons, links, name, prose

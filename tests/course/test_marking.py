@@ -7,11 +7,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-import minfer.course
+import minfer.course.marks
 from minfer.core.errors import MinferError
-from minfer.course.checking import run_tests
-from minfer.course.report import Entry, Report, Status
-from minfer.course.table import remarks
+from minfer.course.grader.checking import run_tests
+from minfer.course.marks.report import Entry, Report, Status
+from minfer.course.marks.table import remarks
 from tests.course.toy import engine, toy_course
 
 NEEDS = {"waits": "fails"}
@@ -92,7 +92,7 @@ def test_what_is_to_be_done_and_what_blocks_are_said_in_words(graded):
 
 
 def test_the_report_is_as_its_schema_says_and_comes_back_the_same(graded):
-    schema = json.loads((Path(minfer.course.__file__).parent / "report.schema.json").read_text())
+    schema = json.loads((Path(minfer.course.marks.__file__).parent / "report.schema.json").read_text())
     found = graded[1].as_dict()
     jsonschema.validate(json.loads(json.dumps(found)), schema)
     assert Report.from_dict(json.loads(json.dumps(found))).as_dict() == found
@@ -133,7 +133,7 @@ def test_hidden_tests_add_their_points_and_are_shown_later(tmp_path):
 
 
 def test_a_test_draws_the_same_whether_it_runs_alone_or_not(lab):
-    from minfer.course.lab import Lab
+    from minfer.course.lab.lab import Lab
 
     model = lab.model()
     one, again = (Lab(3, lab.new_folder, "test_x") for _ in range(2))

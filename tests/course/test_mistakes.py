@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from minfer.core.errors import MinferError
-from minfer.course import mistakes
-from minfer.course.worth import code_and_title
+from minfer.course.lessons import mistakes
+from minfer.course.marks.worth import code_and_title
 
 TESTS = Path(__file__).parents[1]
 REFUSED = {"P0-01", "P0-02", "P0-03", "P0-05"}

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 import minfer
-from minfer.course.checking import run_tests
-from minfer.course.exercise import Exercise
-from minfer.course.files import course_root, exercises
-from minfer.course.outline import Outline
-from minfer.course.report import Status
+from minfer.course.grader.checking import run_tests
+from minfer.course.lessons.exercise import Exercise
+from minfer.course.lessons.files import course_root, exercises
+from minfer.course.marks.report import Status
+from minfer.course.source.outline import Outline
 
 ROOT = course_root()
 PHASES = exercises(ROOT)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from minfer.cli import main
-from minfer.course.budget import Budget, Spent
+from minfer.course.lessons.budget import Budget, Spent
+from minfer.course.lessons.sync import stale, write
 from minfer.course.source.library import phases
-from minfer.course.sync import stale, write
 
 FOLDER = Path(__file__).parents[2] / "phases"
 

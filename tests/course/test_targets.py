@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from minfer.course.checking import run_tests
-from minfer.course.loading import Refused, Target
-from minfer.course.notebook import Notebook
+from minfer.course.grader.checking import run_tests
+from minfer.course.grader.loading import Refused, Target
+from minfer.course.source.notebook import Notebook
 from tests.course.toy import engine, toy_course
 
 CELLS = [

@@ -4,7 +4,7 @@ from pathlib import Path
 
 PYPROJECT = """
 [tool.pytest.ini_options]
-addopts = ["-p", "minfer.course.plugin", "--import-mode=importlib"]
+addopts = ["-p", "minfer.course.grader.plugin", "--import-mode=importlib"]
 markers = ["points(value=None, needs=None): …", "gpu: …"]
 """
 TASK = """

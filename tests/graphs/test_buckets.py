@@ -8,7 +8,7 @@ import torch
 
 from minfer.core.errors import DeviceError, OptionsError
 from minfer.core.options import make_options
-from minfer.course.simulated import SimulatedDevice
+from minfer.course.machines.simulated import SimulatedDevice
 from minfer.phase8 import Bucket, Buckets, Engine, GraphOptions
 from minfer.phase8.buckets import doubling, gathered_bytes
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minfer.core.device import CPU, Device
-from minfer.course.simulated import SimulatedDevice
+from minfer.course.machines.simulated import SimulatedDevice
 
 
 @pytest.fixture

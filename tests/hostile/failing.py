@@ -5,7 +5,7 @@ They are written on phase 5; `phase` puts them on a later one, whose hooks their
 
 import importlib
 
-from minfer.course.simulated import SimulatedDevice
+from minfer.course.machines.simulated import SimulatedDevice
 from minfer.phase5 import Engine
 from tests.phase5.serving import Serving
 

@@ -6,7 +6,7 @@ import torch
 from minfer.core.errors import MinferError, MinferWarning
 from minfer.core.sequence import FinishReason
 from minfer.core.stream_decoder import StreamDecoder
-from minfer.course.scripted import Pieces
+from minfer.course.lab.scripted import Pieces
 from minfer.phase4 import Engine as Phase4Engine
 from minfer.phase5 import Engine
 from tests.hostile.failing import MARK, Failing, FailsInTheMiddle, right_tokens, serving, works

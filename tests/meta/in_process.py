@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from minfer.course.grading import Graded
-from minfer.course.plugin import DEFAULT_SEED
+from minfer.course.grader.grading import Graded
+from minfer.course.grader.plugin import DEFAULT_SEED
 
 ROOT = Path(__file__).parents[2]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minfer.course.grading import reference
+from minfer.course.grader.grading import reference
 from tests.meta.in_process import grade, names_of
 from tests.mutants.catalogue import PHASES
 

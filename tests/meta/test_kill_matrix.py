@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minfer.core.errors import MinferError
-from minfer.course.grading import reference
+from minfer.course.grader.grading import reference
 from tests.meta.in_process import grade, names_of
 from tests.mutants.catalogue import MUTANTS, PHASES
 from tests.mutants.correct import VARIANTS as FIRST_VARIANTS

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from minfer.course.loading import Refused, Target
+from minfer.course.grader.loading import Refused, Target
 from tests.meta.in_process import ROOT, Outcomes, run_engine
 
 KV = """
@@ -232,7 +232,8 @@ def test_the_command_of_the_readme(student):
 
 def test_the_plugin_brings_in_no_torch():
     code = (
-        "import sys, minfer.course.plugin; print([m for m in ('torch', 'numpy', 'transformers') if m in sys.modules])"
+        "import sys, minfer.course.grader.plugin; "
+        "print([m for m in ('torch', 'numpy', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from minfer.course.families import Sizes, family_facts
+from minfer.course.lab.families import Sizes, family_facts
 
 FAMILIES = tuple(family_facts(Sizes.draw(0)))
 
@@ -39,7 +39,7 @@ def test_the_oracle_shares_no_code_with_the_core():
     import ast
     from pathlib import Path
 
-    import minfer.course.oracle as oracle
+    import minfer.course.lab.oracle as oracle
 
     imports = [n for n in ast.walk(ast.parse(Path(oracle.__file__).read_text())) if isinstance(n, ast.ImportFrom)]
     assert {node.module for node in imports} <= {"collections.abc", "typing"}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from minfer.core.errors import MinferWarning
-from minfer.course.counting import HostReads
+from minfer.course.machines.counting import HostReads
 from minfer.phase8.decode_graphs import DecodeGraphs
 from minfer.phase11 import Engine, Limits, Metrics
 from minfer.phase11 import metrics as metrics_module
@@ -567,7 +567,7 @@ class PartsOfAllSteps(OtherLaps):
 
 
 def on_a_card(engine_cls, lab):
-    from minfer.course.simulated import SimulatedDevice
+    from minfer.course.machines.simulated import SimulatedDevice
 
     model = lab.model()
     engine = lab.engine(engine_cls, model, block_size=4, num_blocks=30, max_batch=5, device=SimulatedDevice())
@@ -591,7 +591,7 @@ class GraphsSoFar(OtherFacts):
 
 
 def compiled(engine_cls, lab):
-    from minfer.course.compiles import Compiles
+    from minfer.course.machines.compiles import Compiles
 
     model = lab.model()
     engine = lab.engine(engine_cls, model, compiler=Compiles.name)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from minfer.core.rope import rotate
-from minfer.course.compiles import Compiles
+from minfer.course.machines.compiles import Compiles
 from minfer.phase7 import Engine
 from minfer.phase7.blocks import FusedBlock
 from minfer.phase7.decoding import Decoding, attend_and_go_on

@@ -2,7 +2,7 @@
 
 import torch
 
-from minfer.course.simulated import SimulatedDevice
+from minfer.course.machines.simulated import SimulatedDevice
 from minfer.phase8 import Bucket, DecodeGraphs, Engine
 from minfer.phase8.decode_graphs import StepBuffers
 from tests.mutants.planting import Mutants

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minfer.course.lockstep import Lockstep
+from minfer.course.machines.lockstep import Lockstep
 from tests.parity.exact import exact
 from tests.parity.families import FAMILIES
 from tests.parity.phases import answers, load

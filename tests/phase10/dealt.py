@@ -13,7 +13,7 @@ How a layer is dealt, which operations are used, and who gives what to whom besi
 
 from collections import Counter
 
-from minfer.course.lockstep import Lockstep
+from minfer.course.machines.lockstep import Lockstep
 
 LAYOUTS = ((2, 1), (1, 2), (2, 2), (3, 1))  # tensor, pipeline
 

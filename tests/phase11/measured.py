@@ -29,7 +29,7 @@ import sys
 from contextlib import contextmanager
 
 from minfer.core import sampling
-from minfer.course.clocks import ClockedDevice, Costly, ReadsWait
+from minfer.course.machines.clocks import ClockedDevice, Costly, ReadsWait
 
 DRAW = 0.5
 """Seconds that drawing a step's tokens takes, where it is prescribed."""

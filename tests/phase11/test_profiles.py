@@ -7,7 +7,7 @@ import warnings
 from collections import defaultdict
 
 from minfer.core.errors import MinferError, MinferWarning
-from minfer.course.counting import HostReads
+from minfer.course.machines.counting import HostReads
 from tests.phase11.measured import Measured
 
 PARTS = ("schedule", "prepare", "forward", "sample", "commit")

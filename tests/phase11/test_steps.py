@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from minfer.core.errors import MinferError, MinferWarning
-from minfer.course.compiles import Compiles
+from minfer.course.machines.compiles import Compiles
 from tests.phase5.serving import Serving
 from tests.phase8.graphs import GraphServing
 from tests.phase10.dealt import LAYOUTS, Dealt

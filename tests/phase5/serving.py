@@ -24,7 +24,7 @@ Any allocator, any order of prefill and decode, and any way of preemption will d
 
 from collections import Counter
 
-from minfer.course.recording import Run
+from minfer.course.lab.recording import Run
 
 SLOW = 2000
 """More steps than any trace here needs: an engine that takes as many makes no progress."""

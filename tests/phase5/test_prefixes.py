@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from minfer.course.families import family_facts
-from minfer.course.tiny import TinyModel
+from minfer.course.lab.families import family_facts
+from minfer.course.lab.tiny import TinyModel
 from tests.phase5.serving import Serving
 
 

@@ -2,7 +2,7 @@
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minfer.course.compiles import Compiles
+from minfer.course.machines.compiles import Compiles
 
 MOST_GRAPHS = 3
 LAYERS = 4  # so that a graph is of several of them

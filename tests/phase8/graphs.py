@@ -16,7 +16,7 @@ What these tests ask of an engine, beside what `tests/phase5/serving.py` says:
 import warnings
 
 from minfer.core.errors import MinferWarning
-from minfer.course.simulated import SimulatedDevice
+from minfer.course.machines.simulated import SimulatedDevice
 from tests.phase5.serving import Serving
 
 

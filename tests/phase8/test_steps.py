@@ -2,7 +2,7 @@
 
 import json
 
-from minfer.course.simulated import SimulatedDevice
+from minfer.course.machines.simulated import SimulatedDevice
 from tests.phase8.graphs import GraphServing, prompts_of
 
 

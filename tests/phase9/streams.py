@@ -16,9 +16,9 @@ What runs beside what is seen by the card: `device.ordering.races` names every t
 import warnings
 
 from minfer.core.errors import MinferWarning
-from minfer.course.families import family_facts
-from minfer.course.simulated import SimulatedDevice
-from minfer.course.tiny import TinyModel
+from minfer.course.lab.families import family_facts
+from minfer.course.lab.tiny import TinyModel
+from minfer.course.machines.simulated import SimulatedDevice
 from tests.phase5.serving import Serving
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from minfer.course.families import family_facts
-from minfer.course.lockstep import Lockstep
-from minfer.course.tiny import TinyModel
+from minfer.course.lab.families import family_facts
+from minfer.course.lab.tiny import TinyModel
+from minfer.course.machines.lockstep import Lockstep
 from minfer.phase10 import Engine
 
 WHOLE_GROUPS = {"hidden_size": 64, "head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -9,8 +9,8 @@ import torch
 
 from minfer.core.errors import OptionsError
 from minfer.core.params import SamplingParams
-from minfer.course.plugin import DEFAULT_SEED
-from minfer.course.tiny import tiny_model
+from minfer.course.grader.plugin import DEFAULT_SEED
+from minfer.course.lab.tiny import tiny_model
 from minfer.phase10 import RankError
 from minfer.phase11 import Engine
 from tests.ranks.processes import children, gone

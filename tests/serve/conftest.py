@@ -7,8 +7,8 @@ import torch
 from openai import OpenAI
 
 from minfer.core.tokenizer import load_tokenizer
-from minfer.course.families import Sizes, family_facts
-from minfer.course.tiny import TinyModel
+from minfer.course.lab.families import Sizes, family_facts
+from minfer.course.lab.tiny import TinyModel
 from tests.serve.serving import Stepped, engine_of, serving
 
 LETTERS = 30

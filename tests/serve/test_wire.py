@@ -302,7 +302,7 @@ def foreign(lab_module):
 @pytest.fixture(scope="module")
 def lab_module(tmp_path_factory):
     """A model that says the bytes of `SAID`, one token each, after a prompt of 3."""
-    from minfer.course.lab import Lab
+    from minfer.course.lab.lab import Lab
 
     lab = Lab(0, lambda: tmp_path_factory.mktemp("lab"))
     return lab.scripted(3, list(SAID.encode()), vocab_size=300), ByteTokenizer(300)

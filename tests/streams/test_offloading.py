@@ -8,7 +8,7 @@ from minfer.core.config import ModelConfig
 from minfer.core.device import CPU
 from minfer.core.errors import OptionsError
 from minfer.core.options import make_options
-from minfer.course.simulated import SimulatedDevice
+from minfer.course.machines.simulated import SimulatedDevice
 from minfer.phase9 import Engine, StreamOptions
 from minfer.phase9.host_weights import HostWeights
 from tests.phase9.streams import deep

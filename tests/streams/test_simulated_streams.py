@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minfer.course.simulated import SimulatedDevice
+from minfer.course.machines.simulated import SimulatedDevice
 
 LOST = torch.iinfo(torch.int64).max
 

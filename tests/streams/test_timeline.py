@@ -4,7 +4,7 @@ import pytest
 
 from minfer.bench.timeline import StepCosts, idle_share, sayer, seconds, simulated
 from minfer.core.errors import MinferError
-from minfer.course.timeline import COPIES, HOST, MODEL
+from minfer.course.machines.timeline import COPIES, HOST, MODEL
 from minfer.plots.timeline_figure import draw_timelines
 
 COSTS = StepCosts(launch=1.0, forward=5.0, commit=1.0)

@@ -2,7 +2,7 @@
 
 from hypothesis import event, given, settings
 
-from minfer.course.simulated import SimulatedDevice
+from minfer.course.machines.simulated import SimulatedDevice
 from minfer.phase8 import Engine
 from tests.traces.test_traces import same_every_time
 from tests.traces.trace import Trace, follow, traces

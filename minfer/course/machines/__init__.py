@@ -1,0 +1,1 @@
+"""Machines that are not there: simulated cards, clocks and ranks on which tests see what hardware would hide."""
