@@ -13,7 +13,7 @@ import torch
 
 from minfer.core.checkpoint import Checkpoint
 from minfer.core.device import Device
-from minfer.core.peak_memory import PeakMemory
+from minfer.core.measures.peak_memory import PeakMemory
 from minfer.phase2 import Engine, EngineOptions
 checkpoint, options = Checkpoint(sys.argv[1]), EngineOptions(device="cpu", dtype=sys.argv[2])
 torch.zeros(1)

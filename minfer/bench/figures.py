@@ -4,7 +4,7 @@ import statistics
 from typing import Any
 
 from minfer.bench.sample import Sample
-from minfer.core.latency import percentile
+from minfer.core.measures.latency import percentile
 
 NAMES = {"ttft": "ttfts", "tpot": "tpots", "itl": "itls", "e2el": "e2es"}
 PERCENTS = (50, 90, 99)
@@ -14,7 +14,7 @@ def figures(samples: list[Sample], input_tokens: int) -> dict[str, Any]:
     """Figures of at least one run; latencies of all runs pooled, rates as the median run has them. Plain JSON values.
 
     {mean, median, std, p50, p90, p99}_{ttft, tpot, itl, e2el}_ms are absent where there is nothing to average; a
-    percentile that has too few values is the maximum, see `minfer.core.latency.percentile`.
+    percentile that has too few values is the maximum, see `minfer.core.measures.latency.percentile`.
     """
     requests = len(samples[0].token_times)
     output = sum(len(times) for times in samples[0].token_times)

@@ -19,13 +19,13 @@ from minfer.bench.guard import Guard
 from minfer.bench.runner import brief, interleave
 from minfer.bench.variants import BLOCK, VARIANTS, Rows
 from minfer.bench.workloads import batch
-from minfer.core.bandwidth import copy_bandwidth
 from minfer.core.checkpoint import Checkpoint
 from minfer.core.config import ModelConfig
 from minfer.core.device import Device
 from minfer.core.errors import MinferError, OptionsError
 from minfer.core.hub import resolve
-from minfer.core.peak_memory import PeakMemory
+from minfer.core.measures.bandwidth import copy_bandwidth
+from minfer.core.measures.peak_memory import PeakMemory
 from minfer.cost.cost_model import CostModel
 from minfer.cost.hardware import calibrated_path, find_hardware
 from minfer.cost.probes import reading

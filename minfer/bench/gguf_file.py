@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from minfer.core.config import ModelConfig
 from minfer.core.errors import CheckpointError
 from minfer.core.extras import require
-from minfer.core.gguf_convert import LAYER_TENSOR_NAMES, TENSOR_NAMES
+from minfer.core.hub.gguf_convert import LAYER_TENSOR_NAMES, TENSOR_NAMES
 
 KINDS = {"f32": "F32", "f16": "F16", "q8_0": "Q8_0"}
 """How weights can be stored, and what GGUF calls it. Norms stay in float32, as llama.cpp wants them."""

@@ -1,7 +1,7 @@
 """Load: requests to a server that speaks OpenAI's API, at a rate or so many at once, and what their clients saw.
 
-Latencies are those of `minfer.core.latency`, taken at the client: a request arrives when it is sent. One event of the
-stream is one token. Sockets and the standard library only, so that the client costs little of what it measures.
+Latencies are those of `minfer.core.measures.latency`, taken at the client: a request arrives when it is sent. One event
+of the stream is one token. Sockets and the standard library only, so that the client costs little of what it measures.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from minfer.core.latency import gaps, percentile, tpot
+from minfer.core.measures.latency import gaps, percentile, tpot
 from minfer.phase11.limits import Limits
 
 DONE = b"data: [DONE]\n\n"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from minfer.core.trace import Trace
+from minfer.core.measures.trace import Trace
 
 KINDS = {
     "products": r"aten::(matmul|addmm|mm|bmm|_int_mm|_scaled_mm)$|::linear|_linear_pointwise|pack_mm|minfer::product",

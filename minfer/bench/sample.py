@@ -1,8 +1,8 @@
 """Sample: what one run of a workload took, and the figures that are made of it.
 
-Latencies are those of `minfer.core.latency`, all requests arriving at 0; what happens after the last token, and before
-the run, is in none of them. Output throughput = all output tokens / time until the last one; decode throughput counts
-tokens and time only from the moment when every request has its first, so that prompts are not in it.
+Latencies are those of `minfer.core.measures.latency`, all requests arriving at 0; what happens after the last token,
+and before the run, is in none of them. Output throughput = all output tokens / time until the last one; decode
+throughput counts tokens and time only from the moment when every request has its first, so that prompts are not in it.
 """
 
 import statistics
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from minfer.core.latency import e2e, gaps, tpot, ttft
+from minfer.core.measures.latency import e2e, gaps, tpot, ttft
 
 
 @dataclass

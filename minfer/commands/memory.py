@@ -6,14 +6,14 @@ import typer
 from rich.console import Console
 
 from minfer.commands.memory_report import MemoryReport
-from minfer.core.cards import find_card
 from minfer.core.checkpoint import Checkpoint
+from minfer.core.checkpoint.shapes import RandomCheckpoint, is_random, random_config
 from minfer.core.config import ModelConfig
 from minfer.core.device import DTYPES, Device
+from minfer.core.device.cards import find_card
 from minfer.core.errors import DeviceError, OptionsError
 from minfer.core.hub import resolve
-from minfer.core.peak_memory import PeakMemory
-from minfer.core.shapes import RandomCheckpoint, is_random, random_config
+from minfer.core.measures.peak_memory import PeakMemory
 from minfer.phase2 import Engine, EngineOptions, MemoryBudget
 from minfer.phase2.memory import KV_DTYPES
 from minfer.phase2.weight_formats import FORMATS

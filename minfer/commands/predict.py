@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from minfer.bench.workloads import decode
+from minfer.core.checkpoint.shapes import is_random, random_config
 from minfer.core.config import ModelConfig
 from minfer.core.errors import OptionsError
 from minfer.core.hub import RANDOM, resolve
-from minfer.core.shapes import is_random, random_config
 from minfer.cost.cost_model import CostModel, Setup, Terms
 from minfer.cost.formulas import Step
 from minfer.cost.hardware import Hardware, find_hardware

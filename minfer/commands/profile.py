@@ -10,12 +10,12 @@ from rich.console import Console
 
 from minfer.commands.flags import given_values, with_flags
 from minfer.commands.profile_report import ProfileReport
-from minfer.core.bandwidth import copy_bandwidth
-from minfer.core.card_usage import CardUsage
 from minfer.core.errors import OptionsError
 from minfer.core.hub import EMBEDDED
+from minfer.core.measures.bandwidth import copy_bandwidth
+from minfer.core.measures.card_usage import CardUsage
+from minfer.core.measures.trace import check_path
 from minfer.core.params import SamplingParams
-from minfer.core.trace import check_path
 from minfer.phase11 import Engine
 from minfer.phase11.limits import preset
 from minfer.plots.run_figure import check_format

@@ -6,7 +6,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from minfer.core.card_usage import CardUsage
+from minfer.core.measures.card_usage import CardUsage
 from minfer.phase11 import Limits, MemoryParts, Profile
 from minfer.phase11.laps import PARTS
 

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from minfer.core import pull as fetching
 from minfer.core.hub import PULLABLE
+from minfer.core.hub import pull as fetching
 
 
 def pull(

@@ -10,10 +10,10 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from minfer.core.checkpoint import Checkpoint
+from minfer.core.checkpoint.shapes import is_random
 from minfer.core.errors import OptionsError
 from minfer.core.hub import resolve
-from minfer.core.pull import default_progress
-from minfer.core.shapes import is_random
+from minfer.core.hub.pull import default_progress
 from minfer.phase6 import Engine
 from minfer.phase6.quality import Quality, Sample, compare, perplexity
 

@@ -7,10 +7,10 @@ import typer
 from rich.console import Console
 from rich.filesize import decimal
 
+from minfer.core.checkpoint.shapes import is_random
 from minfer.core.errors import CheckpointError
 from minfer.core.hub import resolve
-from minfer.core.pull import default_progress
-from minfer.core.shapes import is_random
+from minfer.core.hub.pull import default_progress
 from minfer.core.stored_quantization import GROUP_SIZES, SCHEMES, StoredQuantization
 from minfer.phase6.names import find_scheme
 from minfer.phase6.saving import Saving

@@ -16,10 +16,10 @@ import minfer
 from minfer import NEWEST_PHASE, SERVING_PHASE
 from minfer.commands.flags import flag_name, given_values, with_flags
 from minfer.commands.phases import engine_class, first_phase, option_fields, options_class
+from minfer.core.checkpoint.shapes import is_random
 from minfer.core.errors import OptionsError
 from minfer.core.extras import require
 from minfer.core.hub import EMBEDDED, resolve
-from minfer.core.shapes import is_random
 from minfer.serve.limits import ServerLimits
 
 LOCAL = ("127.0.0.1", "localhost", "::1")

@@ -3,9 +3,9 @@
 from typing import Any
 
 from minfer.core.checkpoint import Checkpoint
+from minfer.core.checkpoint.shapes import RandomCheckpoint, is_random
 from minfer.core.hub import resolve
 from minfer.core.sequence import Sequence
-from minfer.core.shapes import RandomCheckpoint, is_random
 
 
 def single_summary(engine: Any, model: str, phase: int, sequences: list[Sequence]) -> str:

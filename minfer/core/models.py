@@ -7,12 +7,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from minfer.core.checkpoint import Checkpoint
+from minfer.core.checkpoint.shapes import RandomCheckpoint, is_random
 from minfer.core.config import ModelConfig
 from minfer.core.errors import CheckpointError
 from minfer.core.gpt2 import GPT2
 from minfer.core.hub import resolve
 from minfer.core.model import Transformer
-from minfer.core.shapes import RandomCheckpoint, is_random
 from minfer.core.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -26,7 +26,7 @@ def open_model(model: str | Path) -> tuple[Checkpoint, Tokenizer]:
     if not isinstance(model, str | Path):
         raise CheckpointError(f"a model is a name or a folder, not {model!r}")
     if is_random(model):
-        from minfer.core.byte_tokenizer import ByteTokenizer
+        from minfer.core.tokenizer.byte_tokenizer import ByteTokenizer
 
         checkpoint = RandomCheckpoint(str(model))
         return checkpoint, ByteTokenizer(checkpoint.config.vocab_size)

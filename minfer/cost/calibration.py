@@ -12,8 +12,8 @@ from torch import nn
 from minfer.bench.contestants import engine_class
 from minfer.bench.variants import VARIANTS, Variant
 from minfer.bench.workloads import decode
-from minfer.core.bandwidth import copy_bandwidth
 from minfer.core.device import Device
+from minfer.core.measures.bandwidth import copy_bandwidth
 from minfer.core.params import SamplingParams
 from minfer.cost import layer_probes, probes
 from minfer.cost.cost_model import COMPILED, FUSED

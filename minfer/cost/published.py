@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from minfer.core.shapes import random_config
+from minfer.core.checkpoint.shapes import random_config
 from minfer.cost.cost_model import CostModel, Setup, Terms
 from minfer.cost.formulas import Step
 from minfer.cost.hardware import find_hardware

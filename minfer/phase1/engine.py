@@ -19,11 +19,11 @@ from minfer.core.checkpoint import Checkpoint
 from minfer.core.config import ModelConfig
 from minfer.core.device import Device
 from minfer.core.errors import RequestError
-from minfer.core.logprobs import prompt_logprobs, record_logprobs
 from minfer.core.models import model_class, open_model
 from minfer.core.options import EngineOptions, make_options
 from minfer.core.prompts import Params, Prompt, PromptReader, Prompts
 from minfer.core.sampling import check_sampled, sample
+from minfer.core.sampling.logprobs import prompt_logprobs, record_logprobs
 from minfer.core.sequence import Completion, FinishReason, Sequence, Status
 from minfer.core.tokenizer import Tokenizer
 

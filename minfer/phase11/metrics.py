@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from minfer.core.latency import e2e, gaps, percentile, tpot, ttft
+from minfer.core.measures.latency import e2e, gaps, percentile, tpot, ttft
 from minfer.core.sequence import FinishReason, Sequence
 from minfer.phase11.limits import Limits
 
@@ -20,7 +20,7 @@ REQUEST = np.dtype(
 
 
 class Metrics:
-    """Latencies as `minfer.core.latency` defines them, in seconds. The parts of TTFT add up to it:
+    """Latencies as `minfer.core.measures.latency` defines them, in seconds. The parts of TTFT add up to it:
 
     queue          from the arrival to the first step that has the request in it
     first_sample   what the device took to draw the first token from its logits

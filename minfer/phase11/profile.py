@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from minfer.core.measures.trace import MEMORY, Trace, check_path, peak_bytes
 from minfer.core.sequence import Completion, Sequence
-from minfer.core.trace import MEMORY, Trace, check_path, peak_bytes
 from minfer.phase11.memory import MemoryParts
 from minfer.phase11.tracks import tracks
 

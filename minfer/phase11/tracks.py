@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from minfer.core.trace import Counter
+from minfer.core.measures.trace import Counter
 from minfer.phase11.laps import RANGE
 from minfer.phase11.observer import Turn
 from minfer.phase11.step_log import StepLog

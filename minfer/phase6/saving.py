@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from minfer.core.checkpoint import Checkpoint, TensorSource
+from minfer.core.checkpoint.weight_files import SINGLE
 from minfer.core.errors import CheckpointError
 from minfer.core.models import skeleton
 from minfer.core.stored_quantization import KEY, StoredQuantization
-from minfer.core.weight_files import SINGLE
 from minfer.phase6.conversion import HEAD, linear_names
 from minfer.phase6.names import find_scheme
 from minfer.phase6.schemes import Scheme

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from minfer.core.weight_files import CODES, DTYPES
+from minfer.core.checkpoint.weight_files import CODES, DTYPES
 
 NAMES = {dtype: name for name, dtype in (DTYPES | CODES).items()}
 

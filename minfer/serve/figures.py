@@ -3,7 +3,7 @@
 from collections import deque
 from typing import Any, NamedTuple
 
-from minfer.core.latency import e2e, gaps, percentile, tpot, ttft
+from minfer.core.measures.latency import e2e, gaps, percentile, tpot, ttft
 from minfer.core.sequence import Sequence
 from minfer.phase11.limits import Limits
 
@@ -25,7 +25,7 @@ class Served(NamedTuple):
 
 
 class Figures:
-    """What the last requests experienced. Times are of the engine's clock; latencies as `minfer.core.latency`."""
+    """What the last requests experienced. Times by the engine's clock, latencies by `minfer.core.measures.latency`."""
 
     def __init__(self, slo: Limits | None) -> None:
         self.slo = slo

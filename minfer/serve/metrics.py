@@ -5,7 +5,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
-from minfer.core.latency import gaps
+from minfer.core.measures.latency import gaps
 from minfer.core.sequence import FinishReason, Sequence
 from minfer.serve.engine_thread import EngineThread, State
 from minfer.serve.figures import Served

@@ -66,10 +66,10 @@ from minfer.core.batch import ForwardBatch
 from minfer.core.config import ModelConfig
 from minfer.core.device import Device
 from minfer.core.errors import OptionsError
-from minfer.core.latency import e2e, gaps, tpot, ttft
+from minfer.core.measures.latency import e2e, gaps, tpot, ttft
+from minfer.core.measures.trace import Counter, Trace, check_path, peak_bytes
 from minfer.core.prompts import Params, Prompts
 from minfer.core.sequence import Completion, FinishReason, Sequence
-from minfer.core.trace import Counter, Trace, check_path, peak_bytes
 from minfer.phase10 import Engine as PreviousEngine
 from minfer.phase10 import ShardPlan
 
@@ -163,7 +163,7 @@ class Laps:
 
 
 class Metrics:
-    """Latencies as `minfer.core.latency` defines them, in seconds. The parts of TTFT add up to it:
+    """Latencies as `minfer.core.measures.latency` defines them, in seconds. The parts of TTFT add up to it:
 
     queue          from the arrival to the first step that has the request in it
     first_sample   what the device took to draw the first token from its logits

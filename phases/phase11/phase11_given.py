@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from minfer.core.device import Stopwatch
 from minfer.core.errors import OptionsError
-from minfer.core.latency import percentile
+from minfer.core.measures.latency import percentile
+from minfer.core.measures.trace import MEMORY
 from minfer.core.options import option
 from minfer.core.sequence import Sequence
-from minfer.core.trace import MEMORY
 from minfer.phase10 import ParallelOptions as PreviousOptions
 
 # ==== phase11/counters.py ===========================================================================================

@@ -4,10 +4,10 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minfer.core.cards import find_card
 from minfer.core.checkpoint import Checkpoint
+from minfer.core.checkpoint.shapes import random_config
+from minfer.core.device.cards import find_card
 from minfer.core.hub import resolve
-from minfer.core.shapes import random_config
 from minfer.phase2 import MemoryBudget
 from minfer.phase6.int4 import Int4
 from scripts.lesson_figures.style import DARK, HATCH, LIGHT, MID, PALE, WARM, figure

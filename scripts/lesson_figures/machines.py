@@ -6,8 +6,8 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minfer.core.latency import e2e, tpot, ttft
-from minfer.core.shapes import random_config
+from minfer.core.checkpoint.shapes import random_config
+from minfer.core.measures.latency import e2e, tpot, ttft
 from minfer.phase2.parameter_count import ParameterCount
 from minfer.phase8 import Buckets
 from minfer.phase10 import Place, ShardPlan

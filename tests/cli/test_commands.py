@@ -13,8 +13,8 @@ from minfer import SamplingParams
 from minfer.cli import SUMMARIES
 from minfer.commands.flags import flag_name
 from minfer.commands.phases import option_fields
-from minfer.core import pull as fetching
 from minfer.core.errors import MinferWarning
+from minfer.core.hub import pull as fetching
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from minfer.bench import anatomy, ledger
-from minfer.core import bandwidth
+from minfer.core.measures import bandwidth
 from minfer.cost import probes
 from minfer.cost.hardware import calibrated_path, find_hardware
 from tests.cost.test_why import FIRST, SECOND, table

@@ -11,7 +11,7 @@ from minfer import SamplingParams
 from minfer.cli import main
 from minfer.commands.generate import DEFAULT_PROMPT
 from minfer.commands.phases import engine_class
-from minfer.core.published import SHAPES
+from minfer.core.hub.published import SHAPES
 from tests.cli.streams import Screen
 
 DefaultEngine = engine_class(minfer.SERVING_PHASE)

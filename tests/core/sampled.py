@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from minfer.core import sampling
-from minfer.core.sampling import SamplingParams
+from minfer.core.sampling import SamplingParams, sampling
 
 
 @dataclass

@@ -19,8 +19,8 @@ from minfer.bench.workloads import Request, Workload, decode, prefill
 from minfer.core.checkpoint import Checkpoint
 from minfer.core.device import Device
 from minfer.core.errors import OptionsError
-from minfer.core.gguf_convert import file_name, half_split_rows
 from minfer.core.hub import resolve
+from minfer.core.hub.gguf_convert import file_name, half_split_rows
 from minfer.core.params import SamplingParams
 from minfer.course.lab.tiny import tiny_model
 from minfer.phase2 import Engine, EngineOptions

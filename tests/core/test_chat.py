@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from minfer.core.chat import MASKS
 from minfer.core.errors import MissingExtra, TokenizerError
 from minfer.core.tokenizer import load_tokenizer
+from minfer.core.tokenizer.chat import MASKS
 from tests.core.tokenizer_folders import JSON_KINDS, Library, sentencepiece_model, write_folder
 
 CHATML = (

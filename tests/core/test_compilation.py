@@ -8,8 +8,8 @@ from torch import nn
 
 from minfer.core.device import Device
 from minfer.core.errors import MinferWarning, OptionsError
+from minfer.core.measures.trace import Trace
 from minfer.core.params import SamplingParams
-from minfer.core.trace import Trace
 from minfer.course.lab.tiny import tiny_model
 from minfer.phase6 import Engine as Phase6Engine
 from minfer.phase6 import QuantizationOptions, QuantizedLinear, find_scheme

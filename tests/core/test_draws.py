@@ -9,8 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from minfer.core import sampling
-from minfer.core.sampling import uniform
+from minfer.core.sampling import sampling, uniform
 from tests.core.sampled import request
 
 torch.set_num_threads(1)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minfer.core.filters import top_k_mask, top_p_mask
+from minfer.core.sampling.filters import top_k_mask, top_p_mask
 from tests.core.sampled import assert_distribution, pick, reached, sample_at
 
 torch.set_num_threads(1)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from minfer.core import hub
 from minfer.core.errors import CheckpointError
+from minfer.core.hub import hub
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ class TestResolve:
         assert hub.resolve("tiny") == embedded
 
     def test_the_embedded_model_lies_in_the_package(self):
-        assert hub.embedded_folder() == Path(hub.__file__).parents[1] / "assets" / "tiny"
+        assert hub.embedded_folder() == Path(hub.__file__).parents[2] / "assets" / "tiny"
 
     @pytest.mark.parametrize("name", ["smollm2", "HuggingFaceTB/SmolLM2-135M", "org_1/a.b-c_d"])
     def test_a_pulled_name(self, cache, name):

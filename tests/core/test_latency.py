@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from minfer.core.bandwidth import NBYTES, copy_bandwidth
-from minfer.core.card_usage import CardUsage
 from minfer.core.device import CPU
 from minfer.core.errors import MinferError
-from minfer.core.latency import e2e, gaps, percentile, tpot, ttft
-from minfer.core.trace import MEMORY, Trace, peak_bytes
+from minfer.core.measures.bandwidth import NBYTES, copy_bandwidth
+from minfer.core.measures.card_usage import CardUsage
+from minfer.core.measures.latency import e2e, gaps, percentile, tpot, ttft
+from minfer.core.measures.trace import MEMORY, Trace, peak_bytes
 
 ARRIVED, TOKENS = 10.0, [12.5, 13.0, 13.25, 15.5]
 

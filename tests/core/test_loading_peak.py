@@ -48,7 +48,7 @@ import torch
 from minfer.core.checkpoint import Checkpoint
 from minfer.core.device import Device
 from minfer.core.models import skeleton
-from minfer.core.peak_memory import PeakMemory
+from minfer.core.measures.peak_memory import PeakMemory
 
 def load(folder, dtype, phase):
     engine = importlib.import_module(f"minfer.phase{phase}").Engine

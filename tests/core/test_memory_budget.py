@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from minfer.core.cards import CARDS, find_card
+from minfer.core.checkpoint.shapes import random_config
 from minfer.core.config import ModelConfig
+from minfer.core.device.cards import CARDS, find_card
 from minfer.core.errors import DeviceError, OptionsError
 from minfer.core.gpt2 import GPT2
 from minfer.core.model import Transformer
 from minfer.core.params import SamplingParams
 from minfer.core.sampling import sample
-from minfer.core.shapes import random_config
 from minfer.phase2 import MemoryBudget
 from minfer.phase2.parameter_count import ParameterCount
 from minfer.phase2.weight_formats import FORMATS, find_format

@@ -12,13 +12,13 @@ from rich.console import Console
 
 from minfer.commands.memory import loading_peak, memory_command
 from minfer.commands.memory_report import Part, bar, binary, card_end, decimal
-from minfer.core.cards import find_card
+from minfer.core.checkpoint.shapes import random_config
 from minfer.core.config import ModelConfig
 from minfer.core.device import CPU, Device
+from minfer.core.device.cards import find_card
 from minfer.core.errors import DeviceError, MinferError, OptionsError
 from minfer.core.hub import embedded_folder
-from minfer.core.peak_memory import PeakMemory
-from minfer.core.shapes import random_config
+from minfer.core.measures.peak_memory import PeakMemory
 from minfer.phase2 import MemoryBudget
 
 GIB = 2**30

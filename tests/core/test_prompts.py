@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from minfer.core.byte_tokenizer import ByteTokenizer
 from minfer.core.config import ModelConfig
 from minfer.core.errors import RequestError, TokenizerError
 from minfer.core.model import Transformer
 from minfer.core.prompts import PromptReader
 from minfer.core.sampling import SamplingParams
+from minfer.core.tokenizer.byte_tokenizer import ByteTokenizer
 from tests.parity.families import FAMILIES
 from tests.parity.phases import PHASES, engine_class
 

@@ -24,14 +24,14 @@ from safetensors.torch import load, load_file, save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from minfer.core import pull as pull_module
-from minfer.core import wheel as wheel_module
 from minfer.core.errors import CheckpointError, ConfigError, MinferError, MissingExtra
-from minfer.core.gguf_convert import convert_gguf
+from minfer.core.hub import pull as pull_module
 from minfer.core.hub import resolve
-from minfer.core.pull import pull
+from minfer.core.hub import wheel as wheel_module
+from minfer.core.hub.gguf_convert import convert_gguf
+from minfer.core.hub.pull import pull
+from minfer.core.hub.wheel import WheelModel
 from minfer.core.tokenizer import load_tokenizer
-from minfer.core.wheel import WheelModel
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MERGES = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("i", "n"), ("1", "2"), ("Ġ", "Ġ")]
@@ -396,7 +396,7 @@ class TestCacheHoldsWholeModelsOrNothing:
             pull("fake", progress=quiet())
         assert left_in(cache) == []
 
-    @pytest.mark.parametrize("where", ["minfer.core.pull.convert_gguf", "minfer.core.gguf_convert.save_file"])
+    @pytest.mark.parametrize("where", ["minfer.core.hub.pull.convert_gguf", "minfer.core.hub.gguf_convert.save_file"])
     def test_a_full_disk(self, cache, at_hand, monkeypatch, where):
         monkeypatch.setattr(where, fill_disk)
         with pytest.raises(
@@ -411,7 +411,7 @@ class TestCacheHoldsWholeModelsOrNothing:
         with pytest.raises(CheckpointError, match=r"\(4 MB free\).* 5 MB are needed"):
             pull("fake", progress=quiet())
 
-    @pytest.mark.parametrize("where", ["minfer.core.gguf_convert.save_file", "minfer.core.wheel._check_sha256"])
+    @pytest.mark.parametrize("where", ["minfer.core.hub.gguf_convert.save_file", "minfer.core.hub.wheel._check_sha256"])
     def test_control_c_leaves_nothing(self, cache, at_hand, monkeypatch, where):
         monkeypatch.setattr(where, interrupt)
         with pytest.raises(KeyboardInterrupt):

@@ -198,7 +198,7 @@ import sys
 from pathlib import Path
 import torch
 from minfer.core.device import Device
-from minfer.core.peak_memory import PeakMemory
+from minfer.core.measures.peak_memory import PeakMemory
 from minfer.core.stored_quantization import StoredQuantization
 from minfer.phase6.saving import Saving
 

@@ -12,9 +12,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from minfer.core import sampling
 from minfer.core.errors import MinferError
-from minfer.core.sampling import INVALID, check_sampled
+from minfer.core.sampling import INVALID, check_sampled, sampling
 from tests.core.sampled import assert_distribution, pick, reached, request, sample_at
 
 torch.set_num_threads(1)

@@ -8,8 +8,7 @@ import math
 import pytest
 import torch
 
-from minfer.core import sampling
-from minfer.core.sampling import uniform
+from minfer.core.sampling import sampling, uniform
 from tests.core import test_draws, test_filters, test_sampling
 from tests.core.sampled import Request
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minfer.core.byte_tokenizer import ByteTokenizer
 from minfer.core.sampling import SamplingParams
 from minfer.core.sequence import Completion, FinishReason, Sequence, Status, sample_seed
+from minfer.core.tokenizer.byte_tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer(300)  # ids 0 … 255 are the bytes of the text
 EOS, OTHER_EOS = 257, 258

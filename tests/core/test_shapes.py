@@ -5,12 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.core.byte_tokenizer import ByteTokenizer
+from minfer.core.checkpoint.shapes import BLOCK, RandomCheckpoint, RandomTensor, fill_random, is_random, random_config
 from minfer.core.errors import CheckpointError, TokenizerError
+from minfer.core.hub.published import ALIASES, SHAPES
 from minfer.core.models import open_model, skeleton
 from minfer.core.params import SamplingParams
-from minfer.core.published import ALIASES, SHAPES
-from minfer.core.shapes import BLOCK, RandomCheckpoint, RandomTensor, fill_random, is_random, random_config
+from minfer.core.tokenizer.byte_tokenizer import ByteTokenizer
 from minfer.phase2 import Engine
 
 # parameters of the releases as their safetensors files count them, a tied head once

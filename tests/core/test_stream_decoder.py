@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from minfer.core.errors import TokenizerError
-from minfer.core.stream_decoder import EACH_BYTE, StreamDecoder, TokenBytes
 from minfer.core.tokenizer import load_tokenizer
+from minfer.core.tokenizer.stream_decoder import EACH_BYTE, StreamDecoder, TokenBytes
 from tests.core.tokenizer_folders import ALL_KINDS, SENTENCES, Library, folder_of
 
 EMOJI = "🙂".encode()

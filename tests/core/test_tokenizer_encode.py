@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from minfer.core.errors import MissingExtra
-from minfer.core.json_tokenizer import JsonTokenizer
-from minfer.core.sentencepiece_tokenizer import SentencePieceTokenizer
 from minfer.core.tokenizer import load_tokenizer
+from minfer.core.tokenizer.json_tokenizer import JsonTokenizer
+from minfer.core.tokenizer.sentencepiece_tokenizer import SentencePieceTokenizer
 from tests.core.tokenizer_folders import (
     ALL_KINDS,
     JSON_KINDS,

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from minfer.bench.workloads import batch, decode
+from minfer.core.checkpoint.shapes import random_config
 from minfer.core.errors import MinferError
-from minfer.core.shapes import random_config
 from minfer.cost import hardware
 from minfer.cost.cost_model import CostModel, Setup, Terms
 from minfer.cost.formulas import Step

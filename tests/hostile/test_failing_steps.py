@@ -5,7 +5,7 @@ import torch
 
 from minfer.core.errors import MinferError, MinferWarning
 from minfer.core.sequence import FinishReason
-from minfer.core.stream_decoder import StreamDecoder
+from minfer.core.tokenizer.stream_decoder import StreamDecoder
 from minfer.course.lab.scripted import Pieces
 from minfer.phase4 import Engine as Phase4Engine
 from minfer.phase5 import Engine

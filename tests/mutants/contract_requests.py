@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 from minfer.core.errors import RequestError
-from minfer.core.logprobs import prompt_logprobs
+from minfer.core.sampling.logprobs import prompt_logprobs
 from minfer.phase3 import Engine
 from tests.mutants import probes
 from tests.mutants.planting import Mutants

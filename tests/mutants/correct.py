@@ -7,9 +7,9 @@ from torch import nn
 
 from minfer.core.attention import LayerAttention, Visible, causal_mask
 from minfer.core.device import Device
-from minfer.core.logprobs import prompt_logprobs
 from minfer.core.model import RMSNorm
 from minfer.core.models import skeleton
+from minfer.core.sampling.logprobs import prompt_logprobs
 from minfer.core.sequence import FinishReason
 from minfer.phase1 import Engine as Phase1Engine
 from minfer.phase2 import Engine as Phase2Engine

@@ -3,7 +3,7 @@
 import json
 from collections import deque
 
-from minfer.core.latency import percentile
+from minfer.core.measures.latency import percentile
 from minfer.phase11 import Engine
 from minfer.phase11.laps import PARTS
 from minfer.phase11.metrics import Metrics

@@ -8,7 +8,7 @@ from collections import Counter
 
 import torch
 
-from minfer.core.logprobs import record_logprobs
+from minfer.core.sampling.logprobs import record_logprobs
 from minfer.phase1 import Engine
 
 

@@ -28,7 +28,7 @@ What these tests ask of an engine, beside what `tests/phase5/serving.py` and `te
 import sys
 from contextlib import contextmanager
 
-from minfer.core import sampling
+from minfer.core.sampling import sampling
 from minfer.course.machines.clocks import ClockedDevice, Costly, ReadsWait
 
 DRAW = 0.5

@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import (
 )
 
 from minfer.core import attention
+from minfer.core.checkpoint.shapes import RandomCheckpoint
 from minfer.core.config import ModelConfig
 from minfer.core.models import model_class
 from minfer.core.sampling import SamplingParams
-from minfer.core.shapes import RandomCheckpoint
 from tests.parity.families import FAMILIES
 from tests.parity.phases import PHASES, engine_class
 from tests.placement.fake_cuda import Copy, FakeGPU, fake_cuda, place

@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from minfer.core.byte_tokenizer import ByteTokenizer
 from minfer.core.params import SamplingParams
+from minfer.core.tokenizer.byte_tokenizer import ByteTokenizer
 from minfer.phase5 import Engine
 from tests.serve.serving import NAME, engine_of, read_all, serving
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from minfer.core.attention import Attention
 from minfer.core.config import ModelConfig
-from minfer.core.stream_decoder import TokenBytes
-from minfer.core.table_tokenizer import TableTokenizer
+from minfer.core.tokenizer.stream_decoder import TokenBytes
+from minfer.core.tokenizer.table_tokenizer import TableTokenizer
 
 SURE = 30.0
 """The logit of the prescribed token; all others have 0."""

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from minfer.core.errors import MinferError
-from minfer.core.filters import min_p_mask, top_k_mask, top_p_mask
 from minfer.core.params import SamplingParams
+from minfer.core.sampling.filters import min_p_mask, top_k_mask, top_p_mask
 from minfer.core.upload import upload
 
 INVALID = -1  # the "id" of a row whose logits hold NaN or +inf: found on the device, reported once the ids are read

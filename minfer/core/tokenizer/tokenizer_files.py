@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minfer.core.errors import MinferError, TokenizerError
-from minfer.core.special_tokens import AddedToken
+from minfer.core.tokenizer.special_tokens import AddedToken
 
 GROUPS_OF_SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 

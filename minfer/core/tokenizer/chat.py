@@ -10,7 +10,7 @@ from typing import Any
 
 from minfer.core.errors import TokenizerError
 from minfer.core.extras import require
-from minfer.core.special_tokens import AddedToken
+from minfer.core.tokenizer.special_tokens import AddedToken
 
 MASKS = range(0x1D800, 0x1DA00)
 """SignWriting symbols. Like the "<" of most control tokens they are visible, have no case and belong to no word, so

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from minfer.core.errors import TokenizerError
-from minfer.core.stream_decoder import EACH_BYTE, TokenBytes
+from minfer.core.tokenizer.stream_decoder import EACH_BYTE, TokenBytes
 
 SUPPORTED = "ByteLevel, ByteFallback, Replace, Metaspace, Fuse, Strip of one leading space, and sequences of these"
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from minfer.core.chat import ChatTemplate, Disguise, check_messages
 from minfer.core.errors import TokenizerError
-from minfer.core.special_tokens import AddedToken, TokenSplitter
-from minfer.core.stream_decoder import StreamDecoder, TokenBytes
-from minfer.core.tokenizer import Tokenizer
+from minfer.core.tokenizer.chat import ChatTemplate, Disguise, check_messages
+from minfer.core.tokenizer.special_tokens import AddedToken, TokenSplitter
+from minfer.core.tokenizer.stream_decoder import StreamDecoder, TokenBytes
+from minfer.core.tokenizer.tokenizer import Tokenizer
 
 
 class TableTokenizer(Tokenizer):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minfer.core.errors import CheckpointError, did_you_mean
-from minfer.core.published import SHAPES
+from minfer.core.hub.published import SHAPES
 
 EMBEDDED = "tiny"
 RANDOM = "random:"
@@ -68,7 +68,7 @@ def check_name(name: str) -> None:
 
 def embedded_folder() -> Path:
     """The folder of the model that ships with minfer."""
-    return Path(__file__).parents[1] / "assets" / EMBEDDED
+    return Path(__file__).parents[2] / "assets" / EMBEDDED
 
 
 def is_model_folder(folder: Path) -> bool:

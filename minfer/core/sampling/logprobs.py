@@ -4,7 +4,7 @@ from collections.abc import Sequence as Items
 
 from torch import Tensor
 
-from minfer.core.sampling import TokenLogprob, token_logprobs
+from minfer.core.sampling.sampling import TokenLogprob, token_logprobs
 from minfer.core.sequence import Sequence
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from minfer.core.errors import TokenizerError
-from minfer.core.stream_decoder import StreamDecoder
+from minfer.core.tokenizer.stream_decoder import StreamDecoder
 
 
 class Tokenizer(ABC):
@@ -78,11 +78,11 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         raise TokenizerError(f"{folder} is not a folder: a tokenizer is read from a model's folder")
     has_json, has_model = (folder / "tokenizer.json").exists(), (folder / "tokenizer.model").exists()
     if has_json and (find_spec("tokenizers") or not has_model):
-        from minfer.core.json_tokenizer import JsonTokenizer
+        from minfer.core.tokenizer.json_tokenizer import JsonTokenizer
 
         return JsonTokenizer(folder)
     if has_model:
-        from minfer.core.sentencepiece_tokenizer import SentencePieceTokenizer
+        from minfer.core.tokenizer.sentencepiece_tokenizer import SentencePieceTokenizer
 
         return SentencePieceTokenizer(folder)
     raise TokenizerError(f"{folder} holds neither tokenizer.json nor tokenizer.model: no tokenizer to read")

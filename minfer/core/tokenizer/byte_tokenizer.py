@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from minfer.core.stream_decoder import TokenBytes
-from minfer.core.table_tokenizer import TableTokenizer
+from minfer.core.tokenizer.stream_decoder import TokenBytes
+from minfer.core.tokenizer.table_tokenizer import TableTokenizer
 
 BYTES = 256
 CHAT_TEMPLATE = (

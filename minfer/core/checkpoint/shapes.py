@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from minfer.core.checkpoint import Checkpoint, LoadableModel, TensorSource
+from minfer.core.checkpoint.checkpoint import Checkpoint, LoadableModel, TensorSource
 from minfer.core.config import ModelConfig
 from minfer.core.device import DTYPES
 from minfer.core.errors import CheckpointError, did_you_mean
 from minfer.core.hub import RANDOM
-from minfer.core.published import ALIASES, SHAPES
+from minfer.core.hub.published import ALIASES, SHAPES
 
 BLOCK = 1_048_573  # prime: rows of any usual length start at different places of the block
 STD = 0.02

@@ -23,10 +23,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from minfer.core.checkpoint.weight_files import CODES, DTYPES, INDEX, SINGLE, FileEntry, read_entries, some
 from minfer.core.config import ModelConfig
 from minfer.core.errors import CheckpointError, MinferWarning
 from minfer.core.stored_quantization import PARTS
-from minfer.core.weight_files import CODES, DTYPES, INDEX, SINGLE, FileEntry, read_entries, some
 
 COMPARED_ROWS = 4096
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from sentencepiece import SentencePieceProcessor
 
 from minfer.core.errors import TokenizerError
-from minfer.core.sentencepiece_proto import with_control_pieces, without_dummy_prefix
-from minfer.core.special_tokens import AddedToken, TokenSplitter
-from minfer.core.stream_decoder import EACH_BYTE, TokenBytes
-from minfer.core.table_tokenizer import TableTokenizer
-from minfer.core.tokenizer_files import TokenizerFiles, read_bytes
+from minfer.core.tokenizer.sentencepiece_proto import with_control_pieces, without_dummy_prefix
+from minfer.core.tokenizer.special_tokens import AddedToken, TokenSplitter
+from minfer.core.tokenizer.stream_decoder import EACH_BYTE, TokenBytes
+from minfer.core.tokenizer.table_tokenizer import TableTokenizer
+from minfer.core.tokenizer.tokenizer_files import TokenizerFiles, read_bytes
 
 SPACE = "▁"
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from minfer.core.errors import TokenizerError
 from minfer.core.extras import require
-from minfer.core.special_tokens import AddedToken
-from minfer.core.table_tokenizer import TableTokenizer
-from minfer.core.token_decoder import TokenDecoder
-from minfer.core.tokenizer_files import TokenizerFiles, read_json, well_formed
+from minfer.core.tokenizer.special_tokens import AddedToken
+from minfer.core.tokenizer.table_tokenizer import TableTokenizer
+from minfer.core.tokenizer.token_decoder import TokenDecoder
+from minfer.core.tokenizer.tokenizer_files import TokenizerFiles, read_json, well_formed
 
 
 class JsonTokenizer(TableTokenizer):

@@ -1,0 +1,5 @@
+"""Where a model's weights are: stored in files, whose headers are read first, or drawn at random in a known shape."""
+
+from minfer.core.checkpoint.checkpoint import Checkpoint, LoadableModel, StoredTensor, TensorSource
+
+__all__ = ["Checkpoint", "LoadableModel", "StoredTensor", "TensorSource"]
