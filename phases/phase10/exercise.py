@@ -197,6 +197,45 @@ def deal_heads(config: ModelConfig, part: int, parts: int) -> tuple[range, range
     raise NotImplementedError("P10 task 1: deal_heads")
 
 
+# ==== phase10/cores.py ==============================================================================================
+# Cores: those of this process, dealt out to the ranks of an engine, and taken back when no engine has a share.
+
+
+def share(cores: AbcSequence[int], rank: int, world: int) -> AbcSequence[int]:
+    """The cores of a rank, as even as can be; all of them if there are not enough for each to have its own."""
+    own = deal(len(cores), rank, world)
+    return cores[own.start : own.stop] if len(cores) >= world else cores
+
+
+class OwnShare:
+    """Rank 0's share of cores and torch's threads, in the thread that loads an engine of `world` ranks.
+
+    Several engines may have one at a time, and give it back in any order: the last one brings back what was before all.
+    """
+
+    held: "list[OwnShare]" = []  # noqa: RUF012 (of all engines of this process)
+    threads_before = 1
+
+    def __init__(self, world: int) -> None:
+        if not self.held:
+            OwnShare.threads_before = torch.get_num_threads()
+        self.thread = threading.get_native_id()
+        self.threads = max(1, self.threads_before // world)
+        self.held.append(self)
+        torch.set_num_threads(self.threads)
+        run_on(share(CORES, 0, world), self.thread)
+
+    def give_back(self) -> None:
+        """Idempotent."""
+        if self not in self.held:
+            return
+        self.held.remove(self)
+        if not self.held:
+            torch.set_num_threads(self.threads_before)
+        if all(other.thread != self.thread for other in self.held):
+            run_on(CORES, self.thread)
+
+
 # ==== phase10/ranks.py ==============================================================================================
 # Ranks: one rank's view of the others: its place, its groups, and the protocol of a step.
 #
@@ -368,16 +407,12 @@ class Processes(Others):
 
     def __init__(self, job: Job, main: Callable[[], None], world: int, patience: float) -> None:
         self.patience = patience
-        self.threads_before = torch.get_num_threads()
-        self.threads = max(1, self.threads_before // world)
-        torch.set_num_threads(self.threads)
-        self.thread = threading.get_native_id()
-        run_on(share(CORES, 0, world), self.thread)
+        self.share = OwnShare(world)
         self.all: list[Process] = []
         try:
             for rank in range(1, world):
                 cores = share(CORES, rank, world)
-                self.all.append(Process(replace(job, rank=rank), main, self.threads, cores=cores))
+                self.all.append(Process(replace(job, rank=rank), main, self.share.threads, cores=cores))
         except BaseException:
             self.end()
             raise
@@ -414,7 +449,9 @@ class Processes(Others):
         causes = [p for p in dead if p.is_cause] or [p for p in dead if not p.error] or dead
         if causes:
             return RankError(causes[0].obituary())
-        return RankError(f"no rank has failed, but one gave no answer for {self.patience:g} s (rank_timeout): {error}")
+        silent = any("started" not in process.said for process in self.all)
+        limit = "in time" if silent else f"for {self.patience:g} s (rank_timeout)"
+        return RankError(f"no rank has failed, but one gave no answer {limit}: {error}")
 
     def end(self) -> None:
         """As `Others`."""
@@ -423,15 +460,7 @@ class Processes(Others):
             process.let_go()
         for process in processes:
             process.bury(patience=1.0)
-        if processes:
-            torch.set_num_threads(self.threads_before)
-            run_on(CORES, self.thread)
-
-
-def share(cores: AbcSequence[int], rank: int, world: int) -> AbcSequence[int]:
-    """The cores of a rank, as even as can be; all of them if there are not enough for each to have its own."""
-    own = deal(len(cores), rank, world)
-    return cores[own.start : own.stop] if len(cores) >= world else cores
+        self.share.give_back()
 
 
 # ==== phase10/worker.py =============================================================================================

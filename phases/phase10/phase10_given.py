@@ -45,6 +45,111 @@ from minfer.core.tokenizer import Tokenizer
 from minfer.phase9 import PagedStep, PerChannel, QuantizedLinear
 from minfer.phase9 import StreamOptions as PreviousOptions
 
+# ==== phase10/shard_plan.py =========================================================================================
+# ShardPlan: which slice of which parameter belongs to which rank.
+#
+#     column-parallel   q, k, v, gate, up       a rank has some of the outputs: whole heads, or some of the inner channels
+#     row-parallel      o_proj, down_proj       a rank has the inputs that its own outputs are; the results are summed
+#     vocabulary        embedding and head      a rank has some rows, the same number on all: the last ones are padding
+#     pipeline          layers                  a stage has some of them; the first the embedding, the last norm and head
+#
+# Everything else is small and on every rank (norms, biases of row-parallel layers, learned positions).
+
+
+GRANULES = (128, 64, 32)
+"""Inner channels are dealt in such lots where that comes out even: groups of quantised columns stay whole."""
+
+LAYER = re.compile(r"(layers|h)\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands: its part of each layer, and its stage of the layers. Rank 0 is the first of both."""
+
+    part: int
+    parts: int
+    stage: int
+    stages: int
+
+    @classmethod
+    def of(cls, rank: int, parts: int, stages: int) -> "Place":
+        """Ranks of one stage are neighbours."""
+        return cls(rank % parts, parts, rank // parts, stages)
+
+    @property
+    def rank(self) -> int:
+        """Its number in the world."""
+        return self.stage * self.parts + self.part
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        return self.parts * self.stages
+
+    @property
+    def is_first(self) -> bool:
+        """Whether tokens come in here."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether logits come out here."""
+        return self.stage == self.stages - 1
+
+
+class Part(NamedTuple):
+    """A slice of a parameter: `ranges` of dimension `dim`, one behind the other, then zeros up to `size`.
+
+    None for `dim`: all of the parameter.
+    """
+
+    dim: int | None
+    ranges: Items[range] = ()
+    size: int = 0
+
+    def shape(self, whole: Items[int]) -> tuple[int, ...]:
+        """The slice's shape, of a parameter of shape `whole`."""
+        return tuple(self.size if dim == self.dim else length for dim, length in enumerate(whole))
+
+
+class Communication(NamedTuple):
+    """Bytes of activations that one rank's operations are on, in a step of N tokens of which R have logits:
+
+    N · hidden       for each sum, of the embedding and two per layer; and from, and to, another stage
+    R · hidden       for the last layer's two: what follows the last attention is done for these rows only
+    R · vocabulary   for logits that are gathered, with padding, and for those that another stage gives to rank 0
+
+    What rank 0 announces of the step, and rows that only fill up a graph, come on top.
+    """
+
+    per_token: int
+    per_row: int
+
+    def of(self, tokens: int, rows: int) -> int:
+        """Of one step."""
+        return tokens * self.per_token + rows * self.per_row
+
+
+def channels(heads: range, head_dim: int) -> range:
+    """The channels of consecutive heads."""
+    return range(heads.start * head_dim, heads.stop * head_dim)
+
+
+# ==== phase10/cores.py ==============================================================================================
+# Cores: those of this process, dealt out to the ranks of an engine, and taken back when no engine has a share.
+
+
+CORES: Items[int] = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
+"""Those that this process may run on; unknown on macOS."""
+
+
+def run_on(cores: Items[int], thread: int) -> None:
+    """Let a thread, or a process that has one yet, run on these cores only, and all threads that it starts."""
+    if cores:
+        with suppress(OSError):  # it has ended, or may not: it is only a matter of speed
+            os.sched_setaffinity(thread, cores)
+
+
 # ==== phase10/torch_group.py ========================================================================================
 # TorchGroup: a group over one `torch.distributed` process group, Gloo or NCCL, that belongs to one engine only.
 #
@@ -210,96 +315,6 @@ def make_way(readers: set[int]) -> None:
             os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
 
 
-# ==== phase10/shard_plan.py =========================================================================================
-# ShardPlan: which slice of which parameter belongs to which rank.
-#
-#     column-parallel   q, k, v, gate, up       a rank has some of the outputs: whole heads, or some of the inner channels
-#     row-parallel      o_proj, down_proj       a rank has the inputs that its own outputs are; the results are summed
-#     vocabulary        embedding and head      a rank has some rows, the same number on all: the last ones are padding
-#     pipeline          layers                  a stage has some of them; the first the embedding, the last norm and head
-#
-# Everything else is small and on every rank (norms, biases of row-parallel layers, learned positions).
-
-
-GRANULES = (128, 64, 32)
-"""Inner channels are dealt in such lots where that comes out even: groups of quantised columns stay whole."""
-
-LAYER = re.compile(r"(layers|h)\.(\d+)\.")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a rank stands: its part of each layer, and its stage of the layers. Rank 0 is the first of both."""
-
-    part: int
-    parts: int
-    stage: int
-    stages: int
-
-    @classmethod
-    def of(cls, rank: int, parts: int, stages: int) -> "Place":
-        """Ranks of one stage are neighbours."""
-        return cls(rank % parts, parts, rank // parts, stages)
-
-    @property
-    def rank(self) -> int:
-        """Its number in the world."""
-        return self.stage * self.parts + self.part
-
-    @property
-    def world(self) -> int:
-        """How many ranks there are."""
-        return self.parts * self.stages
-
-    @property
-    def is_first(self) -> bool:
-        """Whether tokens come in here."""
-        return self.stage == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether logits come out here."""
-        return self.stage == self.stages - 1
-
-
-class Part(NamedTuple):
-    """A slice of a parameter: `ranges` of dimension `dim`, one behind the other, then zeros up to `size`.
-
-    None for `dim`: all of the parameter.
-    """
-
-    dim: int | None
-    ranges: Items[range] = ()
-    size: int = 0
-
-    def shape(self, whole: Items[int]) -> tuple[int, ...]:
-        """The slice's shape, of a parameter of shape `whole`."""
-        return tuple(self.size if dim == self.dim else length for dim, length in enumerate(whole))
-
-
-class Communication(NamedTuple):
-    """Bytes of activations that one rank's operations are on, in a step of N tokens of which R have logits:
-
-    N · hidden       for each sum, of the embedding and two per layer; and from, and to, another stage
-    R · hidden       for the last layer's two: what follows the last attention is done for these rows only
-    R · vocabulary   for logits that are gathered, with padding, and for those that another stage gives to rank 0
-
-    What rank 0 announces of the step, and rows that only fill up a graph, come on top.
-    """
-
-    per_token: int
-    per_row: int
-
-    def of(self, tokens: int, rows: int) -> int:
-        """Of one step."""
-        return tokens * self.per_token + rows * self.per_row
-
-
-def channels(heads: range, head_dim: int) -> range:
-    """The channels of consecutive heads."""
-    return range(heads.start * head_dim, heads.stop * head_dim)
-
-
 # ==== phase10/step_message.py =======================================================================================
 # StepMessage: what rank 0 tells the others of a step: numbers only, of which each makes the same batch for its shard.
 #
@@ -463,9 +478,6 @@ START_SECONDS = 60.0
 GRACE_SECONDS = 2.0
 """After the first sign of trouble, within which a failed rank must have said what it died of; the others are told."""
 
-CORES: Items[int] = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
-"""Those that this process may run on; unknown on macOS."""
-
 LAST_WORDS = 2000  # characters
 
 
@@ -587,13 +599,6 @@ class Process:
         self.listener.join(1.0)
         self.popen.stdout.close()  # type: ignore[union-attr]
         self.printed.close()
-
-
-def run_on(cores: Items[int], thread: int) -> None:
-    """Let a thread, or a process that has one yet, run on these cores only, and all threads that it starts."""
-    if cores:
-        with suppress(OSError):  # it has ended, or may not: it is only a matter of speed
-            os.sched_setaffinity(thread, cores)
 
 
 def environment(threads: int) -> dict[str, str]:
