@@ -16,23 +16,18 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 import minfer
 from minfer.core.entry import command
 from minfer.core.group import RankError
+from minfer.phase10.cores import CORES, OwnShare, run_on, share
 from minfer.phase10.job import Job
 from minfer.phase10.ranks import Others
-from minfer.phase10.shard_plan import deal
 
 START_SECONDS = 60.0
 """Within which a process must have imported torch."""
 
 GRACE_SECONDS = 2.0
 """How long after the first sign of trouble rank 0 waits for the failed rank's own words."""
-
-CORES: Sequence[int] = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
-"""Those that this process may run on; unknown on macOS."""
 
 LAST_WORDS = 2000  # characters
 
@@ -132,16 +127,12 @@ class Processes(Others):
 
     def __init__(self, job: Job, main: Callable[[], None], world: int, timeout: float) -> None:
         self.timeout = timeout
-        self.threads_before = torch.get_num_threads()
-        self.threads = max(1, self.threads_before // world)
-        torch.set_num_threads(self.threads)
-        self.thread = threading.get_native_id()
-        run_on(share(CORES, 0, world), self.thread)
+        self.share = OwnShare(world)
         self.all: list[Process] = []
         try:
             for rank in range(1, world):
                 cores = share(CORES, rank, world)
-                self.all.append(Process(f"rank {rank}", replace(job, rank=rank), main, self.threads, cores=cores))
+                self.all.append(Process(f"rank {rank}", replace(job, rank=rank), main, self.share.threads, cores=cores))
         except BaseException:
             self.end()
             raise
@@ -178,7 +169,9 @@ class Processes(Others):
         causes = [p for p in dead if p.is_cause] or [p for p in dead if not p.error] or dead
         if causes:
             return RankError(causes[0].obituary())
-        return RankError(f"no rank has failed, but one gave no answer for {self.timeout:g} s (rank_timeout): {error}")
+        silent = any("started" not in process.said for process in self.all)
+        limit = "in time" if silent else f"for {self.timeout:g} s (rank_timeout)"
+        return RankError(f"no rank has failed, but one gave no answer {limit}: {error}")
 
     def end(self) -> None:
         """As `Others`."""
@@ -187,22 +180,7 @@ class Processes(Others):
             process.let_go()
         for process in processes:
             process.bury(timeout=1.0)
-        if processes:
-            torch.set_num_threads(self.threads_before)
-            run_on(CORES, self.thread)
-
-
-def share(cores: Sequence[int], rank: int, world: int) -> Sequence[int]:
-    """The cores of a rank, as even as can be; all of them if there are not enough for each to have its own."""
-    own = deal(len(cores), rank, world)
-    return cores[own.start : own.stop] if len(cores) >= world else cores
-
-
-def run_on(cores: Sequence[int], thread: int) -> None:
-    """Let a thread, or a process that has one yet, run on these cores only, and all threads that it starts."""
-    if cores:
-        with suppress(OSError):  # it has ended, or may not: it is only a matter of speed
-            os.sched_setaffinity(thread, cores)
+        self.share.give_back()
 
 
 def environment(threads: int) -> dict[str, str]:

@@ -45,217 +45,6 @@ from minfer.core.tokenizer import Tokenizer
 from minfer.phase9 import PagedStep, PerChannel, QuantizedLinear
 from minfer.phase9 import StreamOptions as PreviousOptions
 
-# ==== phase10/job.py ================================================================================================
-# Job: what a rank's or a replica's process is to do, as one line that it reads.
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a rank is to do."""
-
-    engine: tuple[str, str, str]  # module, its file, class
-    model: str
-    options: dict[str, Any]
-    parts: int
-    stages: int
-    port: int  # where ranks meet; of a replica, the file that is its end of a connection
-    timeout: float
-    rank: int = 0
-
-    @classmethod
-    def of(cls, engine_cls: type, model: str, options: dict[str, Any], checked: Any, port: int, rank: int = 0) -> "Job":
-        """The job of all ranks. They run `engine_cls`, or what it is made of that other processes can find."""
-        base = next((c for c in engine_cls.__mro__ if can_be_found(c)), None)
-        if base is None:
-            raise OptionsError(f"{engine_cls.__name__} is in no .py file, in which the other ranks could find it")
-        kept = {"device": checked.device, **{name: value for name, value in options.items() if name != "ranks"}}
-        parts, stages = checked.tensor_parallel, checked.pipeline_parallel
-        return cls(place_of(base), str(model), kept, parts, stages, port, checked.rank_timeout, rank)
-
-    def packed(self) -> bytes:
-        """One line. Raises `OptionsError` for an option that is a live object."""
-        try:
-            return base64.b64encode(pickle.dumps(self)) + b"\n"
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise OptionsError(f"an option cannot be given to another process: {error}") from error
-
-    @staticmethod
-    def unpacked(line: bytes) -> "Job":
-        """The job of a line."""
-        job: Job = pickle.loads(base64.b64decode(line))
-        return job
-
-
-# ==== phase10/torch_group.py ========================================================================================
-# TorchGroup: a group over one `torch.distributed` process group, Gloo or NCCL, that belongs to one engine only.
-#
-# The process groups are made here from a store, not by `init_process_group`, which knows one world per process: so two
-# engines can live side by side.
-
-
-IDLE = 10 * 365 * 86400.0
-"""Seconds that a rank waits for the next step: for ever."""
-
-
-def require_distributed() -> None:
-    """Raise `DeviceError` where torch was built without `torch.distributed`."""
-    if not dist.is_available():
-        raise DeviceError(
-            "this torch was built without torch.distributed, which tensor_parallel and pipeline_parallel need: "
-            "install another build, or load with 1 of each"
-        )
-
-
-class TorchGroup(Group):
-    """Operations on `made`, which fail after `timeout` seconds without an answer from the others."""
-
-    def __init__(self, made: Any, timeout: float) -> None:
-        self.made: Any = made
-        self.seconds = 0.0  # that this host has spent in operations; GPUs work on beside it
-        self.rank, self.size = made.rank(), made.size()
-        self.timeout = timedelta(seconds=timeout)
-        from torch._C._distributed_c10d import AllgatherOptions  # absent where torch.distributed is
-
-        self.reducing, self.gathering = dist.AllreduceOptions(), AllgatherOptions()
-        self.spreading = dist.BroadcastOptions()
-        for options in (self.reducing, self.gathering, self.spreading):
-            options.timeout = self.timeout
-
-    def reduced(self, x: Tensor) -> Tensor:
-        """As `Group`."""
-        self._do("all_reduce", lambda: [self.made.allreduce([x], self.reducing)])
-        return x
-
-    def gathered(self, x: Tensor, into: Tensor) -> Tensor:
-        """As `Group`."""
-        parts = list(into.unbind(0))
-        self._do("all_gather", lambda: [self.made.allgather([parts], [x.contiguous()], self.gathering)])
-        return into
-
-    def spread(self, x: Tensor, source: int) -> Tensor:
-        """As `Group`."""
-        self.spreading.rootRank = source
-        self._do("broadcast", lambda: [self.made.broadcast([x], self.spreading)])
-        return x
-
-    def sent(self, x: Tensor, to: int) -> None:
-        """As `Group`."""
-        self._do(f"send to rank {to}", lambda: [self.made.send([x], to, 0)])
-
-    def received(self, x: Tensor, source: int) -> Tensor:
-        """As `Group`."""
-        self._do(f"receive from rank {source}", lambda: [self.made.recv([x], source, 0)])
-        return x
-
-    def leave(self) -> None:
-        """Let go of the connections now: at the end of the interpreter, torch ends the process over broken ones."""
-        made, self.made = self.made, None
-        if hasattr(made, "abort"):
-            made.abort()
-
-    def _do(self, what: str, start: Callable[[], list[Any]]) -> None:
-        """Start something, and wait until all of it is done."""
-        if self.made is None:
-            raise RankError(f"rank {self.rank} of {self.size} has left the others: no {what}")
-        began = time.perf_counter()
-        try:
-            for work in start():
-                work.wait(self.timeout)
-        except RuntimeError as error:
-            raise RankError(f"rank {self.rank} of {self.size} in {what}: {error}") from error
-        self.seconds += time.perf_counter() - began
-
-
-def nccl(store: Any, name: str, rank: int, size: int, timeout: float) -> Any:
-    """An NCCL process group for tensors on NVIDIA cards. Raises `DeviceError` where torch has no NCCL."""
-    if not dist.is_nccl_available():
-        raise DeviceError("this torch was built without NCCL, which several GPUs need: use a CUDA build, or device=cpu")
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=timeout)
-    return dist.ProcessGroupNCCL(dist.PrefixStore(name, store), rank, size, options)
-
-
-# ==== phase10/gloo_group.py =========================================================================================
-# GlooGroup: a group over Gloo, tuned for decode steps: two messages of a few kB in each layer.
-#
-# Gloo runs a collective in a thread of its own, and needs two rounds for a sum. A small message arrives sooner if each
-# rank sends it to every other one at once, from the thread that computed it. Another thread of Gloo's receives messages;
-# `make_way` keeps it from interrupting the sender.
-
-
-SMALL = 2**17
-"""Bytes of a message up to which its latency, not its size, decides how long it takes."""
-
-THREADS = Path("/proc/self/task")
-
-
-class GlooGroup(TorchGroup):
-    """Operations over Gloo. All ranks sum in the same order, so results are the same bit by bit."""
-
-    def reduced(self, x: Tensor) -> Tensor:
-        """As `Group`."""
-        if x.nbytes > SMALL:
-            return super().reduced(x)
-        return torch.sum(self._exchanged("all_reduce", x, x.new_empty(self.size, *x.shape)), 0, out=x)
-
-    def gathered(self, x: Tensor, into: Tensor) -> Tensor:
-        """As `Group`."""
-        return self._exchanged("all_gather", x.contiguous(), into) if x.nbytes <= SMALL else super().gathered(x, into)
-
-    def spread(self, x: Tensor, source: int) -> Tensor:
-        """As `Group`."""
-        if x.nbytes > SMALL:
-            return super().spread(x, source)
-        if self.rank == source:
-            self._do("broadcast", lambda: [self.made.send([x], other, 0) for other in self._others])
-        else:
-            self._do("broadcast", lambda: [self.made.recv([x], source, 0)])
-        return x
-
-    @property
-    def _others(self) -> list[int]:
-        return [rank for rank in range(self.size) if rank != self.rank]
-
-    def _exchanged(self, what: str, x: Tensor, into: Tensor) -> Tensor:
-        """Everyone's `x`, in the order of ranks, in `into`: all are sent and received at the same time."""
-        into[self.rank] = x
-
-        def start() -> list[Any]:
-            receiving = [self.made.recv([into[other]], other, 0) for other in self._others]
-            return receiving + [self.made.send([x], other, 0) for other in self._others]
-
-        self._do(what, start)
-        return into
-
-
-def gloo(store: Any, name: str, rank: int, size: int, host: str, timeout: float) -> Any:
-    """A Gloo process group for tensors on the CPU, reached under `host` by the others."""
-    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    before = threads()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = timedelta(seconds=timeout)
-    make_way(threads() - before)
-    return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
-
-
-def threads() -> set[int]:
-    """The ids of this process's threads, where the system tells."""
-    return {int(entry.name) for entry in THREADS.iterdir()} if THREADS.exists() else set()
-
-
-def make_way(readers: set[int]) -> None:
-    """Keep Gloo's reader threads from preempting the thread that sends.
-
-    A sender holds the connection's lock. If an answer arrives meanwhile, it wakes this rank's reader; if the scheduler
-    gives the reader the sender's core, it finds the lock taken and spins on it, without sleeping, until the next
-    scheduler tick, up to 4 ms later: some twenty times as long as the message takes. A thread in Linux's batch class
-    does not preempt: it waits until the core is free.
-    """
-    for thread in readers:
-        with suppress(OSError):  # it is not allowed everywhere, and only a matter of speed
-            os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
-
-
 # ==== phase10/shard_plan.py =========================================================================================
 # ShardPlan: which slice of which parameter belongs to which rank.
 #
@@ -344,6 +133,186 @@ class Communication(NamedTuple):
 def channels(heads: range, head_dim: int) -> range:
     """The channels of consecutive heads."""
     return range(heads.start * head_dim, heads.stop * head_dim)
+
+
+# ==== phase10/cores.py ==============================================================================================
+# Cores: those of this process, dealt out to the ranks of an engine, and taken back when no engine has a share.
+
+
+CORES: Items[int] = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
+"""Those that this process may run on; unknown on macOS."""
+
+
+def run_on(cores: Items[int], thread: int) -> None:
+    """Let a thread, or a process that has one yet, run on these cores only, and all threads that it starts."""
+    if cores:
+        with suppress(OSError):  # it has ended, or may not: it is only a matter of speed
+            os.sched_setaffinity(thread, cores)
+
+
+# ==== phase10/torch_group.py ========================================================================================
+# TorchGroup: a group over one `torch.distributed` process group, Gloo or NCCL, that belongs to one engine only.
+#
+# The process groups are made here from a store, not by `init_process_group`, which knows one world per process: so two
+# engines can live side by side.
+
+
+IDLE = 10 * 365 * 86400.0
+"""Seconds that a rank waits for the next step: for ever."""
+
+
+def require_distributed() -> None:
+    """Raise `DeviceError` where torch was built without `torch.distributed`."""
+    if not dist.is_available():
+        raise DeviceError(
+            "this torch was built without torch.distributed, which tensor_parallel and pipeline_parallel need: "
+            "install another build, or load with 1 of each"
+        )
+
+
+class TorchGroup(Group):
+    """Operations on `made`, which fail after `patience` seconds without an answer of the others (NCCL: as made)."""
+
+    def __init__(self, made: Any, patience: float) -> None:
+        self.made: Any = made
+        self.seconds = 0.0  # that this host has spent in operations; GPUs work on beside it
+        self.rank, self.size = made.rank(), made.size()
+        self.patience = timedelta(seconds=patience)
+        from torch._C._distributed_c10d import AllgatherOptions  # absent where torch.distributed is
+
+        self.reducing, self.gathering = dist.AllreduceOptions(), AllgatherOptions()
+        self.spreading = dist.BroadcastOptions()
+        for options in (self.reducing, self.gathering, self.spreading):
+            options.timeout = self.patience
+
+    def reduced(self, x: Tensor) -> Tensor:
+        """As `Group`."""
+        self._do("all_reduce", lambda: [self.made.allreduce([x], self.reducing)])
+        return x
+
+    def gathered(self, x: Tensor, into: Tensor) -> Tensor:
+        """As `Group`."""
+        parts = list(into.unbind(0))
+        self._do("all_gather", lambda: [self.made.allgather([parts], [x.contiguous()], self.gathering)])
+        return into
+
+    def spread(self, x: Tensor, source: int) -> Tensor:
+        """As `Group`."""
+        self.spreading.rootRank = source
+        self._do("broadcast", lambda: [self.made.broadcast([x], self.spreading)])
+        return x
+
+    def sent(self, x: Tensor, to: int) -> None:
+        """As `Group`."""
+        self._do(f"send to rank {to}", lambda: [self.made.send([x], to, 0)])
+
+    def received(self, x: Tensor, source: int) -> Tensor:
+        """As `Group`."""
+        self._do(f"receive from rank {source}", lambda: [self.made.recv([x], source, 0)])
+        return x
+
+    def leave(self) -> None:
+        """Let go of the connections now: at the end of the interpreter, torch ends the process over broken ones."""
+        made, self.made = self.made, None
+        if hasattr(made, "abort"):
+            made.abort()
+
+    def _do(self, what: str, start: Callable[[], list[Any]]) -> None:
+        """Start something, and wait until all of it is done."""
+        if self.made is None:
+            raise RankError(f"rank {self.rank} of {self.size} has left the others: no {what}")
+        began = time.perf_counter()
+        try:
+            for work in start():
+                work.wait(self.patience)
+        except RuntimeError as error:
+            raise RankError(f"rank {self.rank} of {self.size} in {what}: {error}") from error
+        self.seconds += time.perf_counter() - began
+
+
+def nccl(store: Any, name: str, rank: int, size: int, patience: float) -> Any:
+    """An NCCL process group for tensors on NVIDIA cards. Raises `DeviceError` where torch has no NCCL."""
+    if not dist.is_nccl_available():
+        raise DeviceError("this torch was built without NCCL, which several GPUs need: use a CUDA build, or device=cpu")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=patience)
+    return dist.ProcessGroupNCCL(dist.PrefixStore(name, store), rank, size, options)
+
+
+# ==== phase10/gloo_group.py =========================================================================================
+# GlooGroup: a group over Gloo, set up for steps whose messages are a few kB and of which there are two in a layer.
+#
+# A collective of Gloo's takes a thread of its own per rank, and for a sum two rounds; a small message is better sent to
+# everyone at once, by the thread that has it. And a thread of Gloo's reads what comes in. See `make_way`.
+
+
+SMALL = 2**17
+"""Bytes of a message up to which the time it takes is not that of its bytes."""
+
+THREADS = Path("/proc/self/task")
+
+
+class GlooGroup(TorchGroup):
+    """Operations over Gloo. All ranks sum in the same order, so results are the same bit by bit."""
+
+    def reduced(self, x: Tensor) -> Tensor:
+        """As `Group`."""
+        if x.nbytes > SMALL:
+            return super().reduced(x)
+        return torch.sum(self._exchanged("all_reduce", x, x.new_empty(self.size, *x.shape)), 0, out=x)
+
+    def gathered(self, x: Tensor, into: Tensor) -> Tensor:
+        """As `Group`."""
+        return self._exchanged("all_gather", x.contiguous(), into) if x.nbytes <= SMALL else super().gathered(x, into)
+
+    def spread(self, x: Tensor, source: int) -> Tensor:
+        """As `Group`."""
+        if x.nbytes > SMALL:
+            return super().spread(x, source)
+        if self.rank == source:
+            self._do("broadcast", lambda: [self.made.send([x], other, 0) for other in self._others])
+        else:
+            self._do("broadcast", lambda: [self.made.recv([x], source, 0)])
+        return x
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    def _exchanged(self, what: str, x: Tensor, into: Tensor) -> Tensor:
+        """Everyone's `x`, in the order of ranks, in `into`: all are sent and received at the same time."""
+        into[self.rank] = x
+        receive = lambda: [self.made.recv([into[other]], other, 0) for other in self._others]  # noqa: E731
+        self._do(what, lambda: [*receive(), *(self.made.send([x], other, 0) for other in self._others)])
+        return into
+
+
+def gloo(store: Any, name: str, rank: int, size: int, host: str, patience: float) -> Any:
+    """A Gloo process group for tensors on the CPU, reached under `host` by the others."""
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    before = threads()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = timedelta(seconds=patience)
+    make_way(threads() - before)
+    return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
+
+
+def threads() -> set[int]:
+    """The ids of this process's threads, where the system tells."""
+    return {int(entry.name) for entry in THREADS.iterdir()} if THREADS.exists() else set()
+
+
+def make_way(readers: set[int]) -> None:
+    """Let no thread that reads what comes in interrupt another of this process when something comes.
+
+    Who sends holds the connection's lock. Its message wakes the reader of the rank that gets it; an answer wakes this
+    one's. If that takes the core of the sender, it finds the lock taken, and asks again and again, without sleeping,
+    until the scheduler's next tick, 4 ms later: some twenty times as long as the message takes. A thread of Linux's
+    batch class waits until the core is free.
+    """
+    for thread in readers:
+        with suppress(OSError):  # it is not allowed everywhere, and only a matter of speed
+            os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
 
 
 # ==== phase10/step_message.py =======================================================================================
@@ -507,31 +476,63 @@ START_SECONDS = 60.0
 """Within which a process must have imported torch."""
 
 GRACE_SECONDS = 2.0
-"""How long after the first sign of trouble rank 0 waits for the failed rank's own words."""
-
-CORES: Items[int] = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
-"""Those that this process may run on; unknown on macOS."""
+"""After the first sign of trouble, within which a failed rank must have said what it died of; the others are told."""
 
 LAST_WORDS = 2000  # characters
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a rank is to do."""
+
+    engine: tuple[str, str, str]  # module, its file, class
+    model: str
+    options: dict[str, Any]
+    parts: int
+    stages: int
+    port: int  # where ranks meet; of a replica, the file that is its end of a connection
+    patience: float
+    rank: int = 0
+
+    @classmethod
+    def of(cls, engine_cls: type, model: str, options: dict[str, Any], checked: Any, port: int, rank: int = 0) -> "Job":
+        """The job of all ranks. They run `engine_cls`, or what it is made of that other processes can find."""
+        base = next((c for c in engine_cls.__mro__ if can_be_found(c)), None)
+        if base is None:
+            raise OptionsError(f"{engine_cls.__name__} is in no .py file, in which the other ranks could find it")
+        kept = {"device": checked.device, **{name: value for name, value in options.items() if name != "ranks"}}
+        parts, stages = checked.tensor_parallel, checked.pipeline_parallel
+        return cls(place_of(base), str(model), kept, parts, stages, port, checked.rank_timeout, rank)
+
+    def packed(self) -> bytes:
+        """One line. Raises `OptionsError` for an option that is a live object."""
+        try:
+            return base64.b64encode(pickle.dumps(self)) + b"\n"
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise OptionsError(f"an option cannot be given to another process: {error}") from error
+
+    @staticmethod
+    def unpacked(line: bytes) -> "Job":
+        """The job of a line."""
+        job: Job = pickle.loads(base64.b64decode(line))
+        return job
 
 
 class Process:
     """One rank's process, or a replica's: `main` is all that it runs.
 
-    `name` is what errors call it (`rank 1`); `threads` are torch's; `keep`: file descriptors that it inherits; `cores`:
-    those that it may run on.
+    `keep`: open files that it inherits; `cores`: those that it may run on.
     """
 
     def __init__(
         self,
-        name: str,
         job: Job,
         main: Callable[[], None],
         threads: int,
         keep: Items[int] = (),
         cores: Items[int] = CORES,
     ) -> None:
-        self.name, self.rank = name, job.rank
+        self.rank = job.rank
         self.said: set[str] = set()
         self.error = ""
         self.is_cause = False  # else its error is only that others were gone
@@ -548,16 +549,15 @@ class Process:
         )
         run_on(cores, self.popen.pid)  # before it has any other threads
         assert self.popen.stdin is not None
-        assert self.popen.stdout is not None
-        self.stdin, self.stdout = self.popen.stdin, self.popen.stdout
-        self.stdin.write(packed)
-        self.stdin.flush()
-        self.listener = threading.Thread(target=self.listen, daemon=True, name=f"{name} says")
+        self.popen.stdin.write(packed)
+        self.popen.stdin.flush()
+        self.listener = threading.Thread(target=self.listen, daemon=True, name=f"rank {self.rank} says")
         self.listener.start()
 
     def listen(self) -> None:
         """Take down what it says, to the end."""
-        for line in self.stdout:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
             said = json.loads(line)
             self.said.add(said["said"])
             self.error = said.get("error", self.error)
@@ -573,10 +573,10 @@ class Process:
         """What it died of, in its own words if it had any."""
         self.listener.join(1.0)
         if self.error:
-            return f"{self.name} failed:\n{self.error}"
+            return f"rank {self.rank} failed:\n{self.error}"
         code = self.popen.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        return f"{self.name} {how}{self.last_words()}"
+        return f"rank {self.rank} {how}{self.last_words()}"
 
     def last_words(self) -> str:
         """The end of what it printed."""
@@ -587,25 +587,18 @@ class Process:
     def let_go(self) -> None:
         """Close its pipe, on which it leaves."""
         with suppress(OSError):
-            self.stdin.close()
+            self.popen.stdin.close()  # type: ignore[union-attr]
 
-    def bury(self, timeout: float) -> None:
+    def bury(self, patience: float) -> None:
         """Wait for its end; if that does not come, kill it."""
         try:
-            self.popen.wait(timeout)
+            self.popen.wait(patience)
         except subprocess.TimeoutExpired:
             self.popen.kill()
             self.popen.wait()
         self.listener.join(1.0)
-        self.stdout.close()
+        self.popen.stdout.close()  # type: ignore[union-attr]
         self.printed.close()
-
-
-def run_on(cores: Items[int], thread: int) -> None:
-    """Let a thread, or a process that has one yet, run on these cores only, and all threads that it starts."""
-    if cores:
-        with suppress(OSError):  # it has ended, or may not: it is only a matter of speed
-            os.sched_setaffinity(thread, cores)
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -681,7 +674,7 @@ def run(work: Callable[[Job, Voice], None]) -> None:
 
 
 LOAD_SECONDS = 600.0
-"""Within which torchrun's ranks must have loaded. Processes that rank 0 starts report each tensor: see `Processes`."""
+"""Within which torchrun's ranks must have loaded; of processes of our own, rank 0 hears more."""
 
 _engines = count()
 

@@ -8,10 +8,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from minfer.core.errors import OptionsError
 from minfer.phase10 import Engine
+from minfer.phase10.cores import CORES, OwnShare, share
 from minfer.phase10.gloo_group import SMALL, GlooGroup, gloo
 from minfer.phase10.meeting import LOCAL
-from minfer.phase10.processes import CORES, share
+
+
+class Unpicklable(str):
+    """A device's name that is a live object."""
+
+    def __reduce__(self):
+        raise TypeError("it stays here")
+
 
 ONLY_LINUX = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux says where a thread runs")
 
@@ -50,6 +59,31 @@ def test_sums_parts_and_broadcasts_are_those_of_all_ranks(size, numbers):
 def test_cores_are_shared_out_whole_if_there_are_enough():
     assert [share((0, 1, 5, 6, 7), rank, 2) for rank in (0, 1)] == [(0, 1), (5, 6, 7)]
     assert [share((3,), rank, 2) for rank in (0, 1)] == [(3,), (3,)]
+
+
+@pytest.fixture
+def eight_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(8)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_engines_that_end_in_any_order_leave_the_threads_that_were_there(eight_threads):
+    first, second = OwnShare(2), OwnShare(4)
+    assert (first.threads, second.threads, torch.get_num_threads()) == (4, 2, 2)
+    for one in (first, second, second):
+        one.give_back()
+    assert torch.get_num_threads() == 8
+
+
+def test_an_engine_that_cannot_be_started_takes_no_thread_and_no_core(lab, eight_threads):
+    where = [os.sched_getaffinity(0)] if hasattr(os, "sched_getaffinity") else []
+    folder = str(lab.model("llama").save(lab.new_folder()))
+    with pytest.raises(OptionsError, match="cannot be given to another process"):
+        Engine.load(folder, device=Unpicklable("cpu"), tensor_parallel=2)
+    assert torch.get_num_threads() == 8
+    assert ([os.sched_getaffinity(0)] if where else []) == where
 
 
 @ONLY_LINUX
