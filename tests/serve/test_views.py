@@ -4,10 +4,12 @@ import math
 import re
 
 import pytest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from rich.console import Console
 
 from minfer.core.errors import OptionsError, RequestError
 from minfer.phase11.limits import PRESETS, Limits
+from minfer.serve.metrics import Tally
 from minfer.serve.slo import parse_slo
 from minfer.serve.top import fetch, screen
 from tests.serve.serving import engine_of, serving, until
@@ -59,6 +61,19 @@ def test_metrics_count_what_was_served(engine):
     for name in ("request_queue_time_seconds", "request_prompt_tokens", "request_generation_tokens"):
         assert f"minfer:{name}_sum" in after
     assert after["minfer:engines_ready"] == 1
+
+
+def test_a_tally_is_told_as_the_histogram_of_the_library_is():
+    bounds, values = (0.5, 1, 2.5), [0, 0.5, 0.6, 1, 2.5, 2.6, 99]
+    theirs, ours = CollectorRegistry(), CollectorRegistry()
+    histogram = Histogram("minfer:x", "Of it.", ["model_name"], buckets=bounds, registry=theirs)
+    tally = Tally("x", "Of it.", bounds, "letters")
+    ours.register(tally)
+    for value in values:
+        histogram.labels("letters").observe(value)
+    tally.add(values[:3])
+    tally.add(values[3:])
+    assert generate_latest(ours) == generate_latest(theirs)
 
 
 def test_slots_show_what_runs_and_waits_and_which_blocks_it_holds(module, tokenizer):
