@@ -3,16 +3,16 @@
 import asyncio
 import json
 import math
+import threading
 import time
 
 import pytest
 
 from minfer.bench.load import Plan, Result, random_prompts, report, run
 from minfer.cli import main
-from minfer.phase5 import Engine
 from minfer.phase11.limits import Limits
 from minfer.serve import engine_thread
-from tests.serve.serving import NAME, engine_of, serving, until
+from tests.serve.serving import NAME, PATIENCE, engine_of, serving, until
 
 EXTRA = {"ignore_eos": True, "stream_options": {"include_usage": True}}
 
@@ -68,31 +68,26 @@ def test_too_many_are_refused_and_nobody_fails(module, tokenizer):
     assert report(results)["completed"] >= 20
 
 
-class Watched(Engine):
-    """Notes, when a step begins, how many deltas of the steps before are not written yet."""
-
-    def step(self):
-        self.unwritten.append(sum(call._deltas.qsize() for call in list(self.calls)))
-        return super().step()
-
-
-def test_on_a_cpu_a_step_begins_when_the_tokens_of_the_last_are_written(module, tokenizer, monkeypatch):
-    """And when the event loop does not come to it, the step does not wait for long."""
-    engine = engine_of(module, tokenizer, Watched)
-    engine.unwritten, engine.calls = [], []
-    with serving(engine) as own, monkeypatch.context() as patched:
-        patched.setattr(engine_thread, "LONGEST_PAUSE", 20.0)
-        engine.calls = own.service.engines[0]._calls
-        assert report(asyncio.run(run(Plan(own.url, NAME, letters(8, 9), 40, extra=EXTRA))))["completed"] == 8
-        assert len(engine.unwritten) > 40
-        assert not any(engine.unwritten)
-        patched.undo()
+def test_on_a_cpu_a_step_waits_until_the_event_loop_has_written_but_not_for_long(engine, monkeypatch):
+    with serving(engine) as own:
         connection = own.open("/v1/completions", prompt="abc", max_tokens=900, stream=True, ignore_eos=True)
         connection.recv(4096)
-        steps = len(engine.unwritten)
-        (seen,) = own.service.engines[0].seen.values()
-        seen.call.loop.call_soon_threadsafe(time.sleep, 0.5)
-        until(lambda: max(engine.unwritten[steps:], default=0) > 3)
+        thread = own.service.engines[0]
+        (seen,) = thread.seen.values()
+        busy = threading.Event()
+        with monkeypatch.context() as patched:
+            patched.setattr(engine_thread, "LONGEST_PAUSE", PATIENCE)
+            seen.call.loop.call_soon_threadsafe(busy.wait, PATIENCE)
+            time.sleep(0.1)  # the step in hand ends, and perhaps one that began before the loop was busy
+            steps = thread.history.count
+            time.sleep(0.2)
+            assert thread.history.count <= steps + 1
+            busy.set()
+        busy = threading.Event()
+        seen.call.loop.call_soon_threadsafe(busy.wait, PATIENCE)
+        steps = thread.history.count
+        until(lambda: thread.history.count > steps + 5)
+        busy.set()
         connection.close()
 
 
