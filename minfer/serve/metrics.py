@@ -78,7 +78,7 @@ class Metrics:
         self._gauges()
 
     def _gauges(self) -> None:
-        self._gauge("num_requests_running", "Requests in the batch.", lambda e: len(e.scheduler.running))
+        self._gauge("num_requests_running", "Requests in the batch, or at a replica.", _running)
         self._gauge("num_requests_waiting", "Requests in the queue.", lambda e: len(e.scheduler.waiting) + len(e.inbox))
         self._gauge("kv_blocks_total", "Blocks of the KV cache.", lambda e: e.scheduler.allocator.num_blocks)
         self._gauge("kv_blocks_free", "Blocks that nobody holds.", lambda e: e.scheduler.allocator.num_free)
@@ -135,3 +135,10 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         made = Histogram(f"minfer:{name}", text, ["model_name"], buckets=buckets, registry=self.registry)
         return made.labels(self.name)
+
+
+def _running(engine: Any) -> int:
+    """Requests in an engine's batch, and those that it has given to its replicas, phase 10's."""
+    replicas = getattr(engine, "replicas", None)
+    elsewhere = sum(len(replica.given) for replica in replicas.all) if replicas is not None else 0
+    return len(engine.scheduler.running) + elsewhere
