@@ -21,6 +21,9 @@ log = logging.getLogger("minfer.serve")
 FAILURES = 3
 """Steps that raise one after another before the engine counts as dead."""
 
+LONGEST_PAUSE = 0.02
+"""Seconds that a step at most waits until the tokens of the one before are written, where both need the same cores."""
+
 
 class State(str, Enum):
     """Of an engine's thread."""
@@ -51,6 +54,8 @@ class EngineThread:
         self.ready = threading.Event()  # set when loading has ended, well or badly
         self._load = load
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._written = threading.Event()  # set when the event loop has written what was handed to it last
+        self._written.set()
         self._lock = threading.Lock()  # between `submit` and the engine's end
         self._calls: set[Call] = set()  # that will still get deltas
         self.thread = threading.Thread(target=self._live, name="engine", daemon=True)
@@ -150,6 +155,8 @@ class EngineThread:
         self.history.note(engine, started, time.perf_counter() - started)
         lost = next((seen.sequence.error for seen in self.seen.values() if _is_loss(seen.sequence.error)), None)
         self._tell()
+        if not engine.device.works_beside_host:  # the next step and the event loop would take each other's cores
+            self._written.wait(LONGEST_PAUSE)
         if lost is not None:
             raise lost
 
@@ -178,14 +185,17 @@ class EngineThread:
             self._deliver(loop, deltas)
 
     def _deliver(self, loop: asyncio.AbstractEventLoop, deltas: list[tuple[Call, Delta]]) -> None:
+        self._written.clear()
         try:
-            loop.call_soon_threadsafe(self._put, deltas)
+            loop.call_soon_threadsafe(self._put, loop, deltas)
         except RuntimeError:  # the loop is closed: nobody is left to tell
             log.debug("%d deltas came after the event loop's end", len(deltas))
+            self._written.set()
 
-    def _put(self, deltas: list[tuple[Call, Delta]]) -> None:
+    def _put(self, loop: asyncio.AbstractEventLoop, deltas: list[tuple[Call, Delta]]) -> None:
         for call, delta in deltas:
             call.put(delta)
+        loop.call_soon(self._written.set)  # behind those whom the deltas have woken
 
     def _submit(self, call: Call) -> None:
         if call not in self._calls:  # taken back already

@@ -1,9 +1,15 @@
 """Metrics: what /metrics says, in Prometheus' format; names end as vLLM's do, so that its dashboards can be used."""
 
+from bisect import bisect_left
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from minfer.core.measures.latency import gaps
 from minfer.core.sequence import FinishReason, Sequence
@@ -16,6 +22,31 @@ FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.
 BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 600)
 TOKENS = tuple(lead * 10**power for power in range(5) for lead in (1, 2, 5))
+
+
+class Tally(Collector):
+    """A histogram of one thread's values: a `Histogram` searches its buckets and takes two locks for each value.
+
+    That is nothing once a request, and a good part of the event loop's time once a token.
+    """
+
+    def __init__(self, name: str, text: str, bounds: Items[float], model_name: str) -> None:
+        self.name, self.text, self.bounds, self.model_name = f"minfer:{name}", text, bounds, model_name
+        self.counts = [0] * (len(bounds) + 1)  # of values at most each bound, and beyond the last
+        self.sum = 0.0
+
+    def add(self, values: Items[float]) -> None:
+        """Count some more."""
+        for value in values:
+            self.counts[bisect_left(self.bounds, value)] += 1
+            self.sum += value
+
+    def collect(self) -> Iterator[Metric]:
+        """What Prometheus is told: of each bucket, how many values its bound is not less than."""
+        names = [*map(floatToGoString, self.bounds), "+Inf"]
+        made = HistogramMetricFamily(self.name, self.text, labels=["model_name"])
+        made.add_metric([self.model_name], list(zip(names, accumulate(self.counts), strict=True)), self.sum)
+        yield made
 
 
 class Metrics:
@@ -35,7 +66,8 @@ class Metrics:
             registry=self.registry,
         )
         self.ttft = self._histogram("time_to_first_token_seconds", "From the arrival to the first token.", FIRST)
-        self.itl = self._histogram("inter_token_latency_seconds", "Between two tokens of a request.", BETWEEN)
+        self.itl = Tally("inter_token_latency_seconds", "Between two tokens of a request.", BETWEEN, model_name)
+        self.registry.register(self.itl)
         self.tpot = self._histogram("request_time_per_output_token_seconds", "Mean of those in a request.", BETWEEN)
         self.e2e = self._histogram("e2e_request_latency_seconds", "From the arrival to the last token.", WHOLE)
         self.queue = self._histogram("request_queue_time_seconds", "From the arrival to the first step.", WHOLE)
@@ -46,7 +78,7 @@ class Metrics:
         self._gauges()
 
     def _gauges(self) -> None:
-        self._gauge("num_requests_running", "Requests in the batch.", lambda e: len(e.scheduler.running))
+        self._gauge("num_requests_running", "Requests in the batch, or at a replica.", _running)
         self._gauge("num_requests_waiting", "Requests in the queue.", lambda e: len(e.scheduler.waiting) + len(e.inbox))
         self._gauge("kv_blocks_total", "Blocks of the KV cache.", lambda e: e.scheduler.allocator.num_blocks)
         self._gauge("kv_blocks_free", "Blocks that nobody holds.", lambda e: e.scheduler.allocator.num_free)
@@ -65,8 +97,7 @@ class Metrics:
     def came(self, times: list[float], before: float | None) -> None:
         """Tokens of one sequence have come; see `Figures.came`."""
         self.generation_tokens.inc(len(times))
-        for gap in gaps(times if before is None else [before, *times]):
-            self.itl.observe(gap)
+        self.itl.add(gaps(times if before is None else [before, *times]))
 
     def ended(self, sequence: Sequence, reason: FinishReason, served: Served | None) -> None:
         """A request has ended; `served` if it ended well."""
@@ -104,3 +135,10 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         made = Histogram(f"minfer:{name}", text, ["model_name"], buckets=buckets, registry=self.registry)
         return made.labels(self.name)
+
+
+def _running(engine: Any) -> int:
+    """Requests in an engine's batch, and those that it has given to its replicas, phase 10's."""
+    replicas = getattr(engine, "replicas", None)
+    elsewhere = sum(len(replica.given) for replica in replicas.all) if replicas is not None else 0
+    return len(engine.scheduler.running) + elsewhere

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 
 from rich.columns import Columns
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.filesize import decimal
 from rich.panel import Panel
 from rich.style import Style
@@ -27,8 +27,12 @@ COLORS = (
     "bright_blue",
     "bright_cyan",
 )
-STEPS = 60
-"""Columns of the picture of batch rows."""
+STEPS, ROWS = 60, 16
+"""Columns and lines of the picture of batch rows: the screen is to fit a terminal of 50 lines."""
+REQUESTS = 6
+"""Lines of the table of requests."""
+MAP_LINES = 8
+"""Lines of the block map."""
 
 
 def fetch(url: str, api_key: str | None) -> dict[str, Any]:
@@ -51,17 +55,18 @@ def fetch(url: str, api_key: str | None) -> dict[str, Any]:
 
 def screen(live: dict[str, Any]) -> RenderableType:
     """The same as the page: figures, rows over steps, blocks, requests, memory."""
-    parts: list[RenderableType] = [_head(live), _figures(live["figures"])]
+    parts: list[RenderableType] = [_head(live)]
+    tables: list[RenderableType] = [_figures(live["figures"])]
     for number, engine in enumerate(live["engines"]):
         title = f"engine {number}: {engine['state']}" if len(live["engines"]) > 1 else engine["state"]
         if engine["blocks"] is None:
             parts.append(Panel(f"the engine is {engine['state']}", title=title))
             continue
         parts.append(Panel(_rows(engine["steps"]), title="batch rows over the last steps (▄: part of a prompt)"))
-        parts.append(Panel(_block_map(engine["blocks"]), title=_block_title(engine["blocks"])))
-        parts.append(_requests(engine))
+        parts.append(Panel(BlockMap(engine["blocks"]["map"]), title=_block_title(engine["blocks"])))
         parts.append(_memory(engine["memory"]))
-    return Group(*parts)
+        tables.append(_requests(engine))
+    return Group(parts[0], Columns(tables), *parts[1:])
 
 
 def color_of(request: int) -> str:
@@ -98,20 +103,34 @@ def _rows(steps: list[Any]) -> Text:
     shown = steps[-STEPS:]
     rows = max((row[0] for step in shown for row in step[5]), default=-1) + 1
     text = Text()
-    for slot in range(rows):
+    for slot in range(min(rows, ROWS)):
         text.append(f"{slot:3} ", "dim")
         for step in shown:
             here = next((row for row in step[5] if row[0] == slot), None)
             text.append(" " if here is None else "▄" if here[2] == "p" else "█", here and color_of(here[1]))
         text.append("\n")
+    if rows > ROWS:
+        text.append(f"and {rows - ROWS} more rows", "dim")
+    text.rstrip()
     return text if rows else Text("no step yet: send a request")
 
 
-def _block_map(blocks: dict[str, Any]) -> Text:
-    text = Text()
-    for owner in blocks["map"]:
-        text.append("■" if owner >= 0 else "▫" if owner == -2 else "·", color_of(owner) if owner >= 0 else "dim")
-    return text
+class BlockMap:
+    """The pool in a few lines, however wide the terminal: in a large one a cell stands for several blocks."""
+
+    def __init__(self, owners: list[int]) -> None:
+        self.owners = owners
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """A mark for each cell, in the colour of a request that holds it."""
+        each = -(-len(self.owners) // (options.max_width * MAP_LINES))
+        text = Text()
+        for at in range(0, len(self.owners), each):
+            owner = max(self.owners[at : at + each])
+            text.append("■" if owner >= 0 else "▫" if owner == -2 else "·", color_of(owner) if owner >= 0 else "dim")
+        if each > 1:
+            text.append(f"\na mark stands for {each} blocks", "dim")
+        yield text
 
 
 def _block_title(blocks: dict[str, Any]) -> str:
@@ -122,14 +141,13 @@ def _block_title(blocks: dict[str, Any]) -> str:
 
 def _requests(engine: dict[str, Any]) -> RenderableType:
     table = Table("request", "row", "prompt", "written", "blocks", "age")
-    for one in engine["slots"]:
+    for one in engine["slots"][:REQUESTS]:
         own = (one["slot"], one["prompt_tokens"], one["output_tokens"], len(one["blocks"]), f"{one['age_s']:.1f} s")
         table.add_row(Text(f"{one['id']} {one['phase']}", color_of(one["id"])), *map(str, own))
     waiting = engine["waiting"]
     oldest = f", the first since {waiting[0]['age_s']:.1f} s" if waiting else ""
-    return Columns(
-        [table, Text(f"{len(engine['slots'])} of {engine['max_batch']} rows, {len(waiting)} waiting{oldest}")]
-    )
+    running = f"{len(engine['slots'])} of {engine['max_batch']} rows, {len(waiting)} waiting{oldest}"
+    return Group(table, Text(running))
 
 
 def _memory(memory: dict[str, int]) -> Text:

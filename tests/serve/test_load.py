@@ -3,13 +3,16 @@
 import asyncio
 import json
 import math
+import threading
+import time
 
 import pytest
 
 from minfer.bench.load import Plan, Result, random_prompts, report, run
 from minfer.cli import main
 from minfer.phase11.limits import Limits
-from tests.serve.serving import NAME, engine_of, serving
+from minfer.serve import engine_thread
+from tests.serve.serving import NAME, PATIENCE, engine_of, serving, until
 
 EXTRA = {"ignore_eos": True, "stream_options": {"include_usage": True}}
 
@@ -63,6 +66,29 @@ def test_too_many_are_refused_and_nobody_fails(module, tokenizer):
     for result in results:
         assert len(result.times) == (20 if result.status == 200 else 0)
     assert report(results)["completed"] >= 20
+
+
+def test_on_a_cpu_a_step_waits_until_the_event_loop_has_written_but_not_for_long(engine, monkeypatch):
+    with serving(engine) as own:
+        connection = own.open("/v1/completions", prompt="abc", max_tokens=900, stream=True, ignore_eos=True)
+        connection.recv(4096)
+        thread = own.service.engines[0]
+        (seen,) = thread.seen.values()
+        busy = threading.Event()
+        with monkeypatch.context() as patched:
+            patched.setattr(engine_thread, "LONGEST_PAUSE", PATIENCE)
+            seen.call.loop.call_soon_threadsafe(busy.wait, PATIENCE)
+            time.sleep(0.1)  # the step in hand ends, and perhaps one that began before the loop was busy
+            steps = thread.history.count
+            time.sleep(0.2)
+            assert thread.history.count <= steps + 1
+            busy.set()
+        busy = threading.Event()
+        seen.call.loop.call_soon_threadsafe(busy.wait, PATIENCE)
+        steps = thread.history.count
+        until(lambda: thread.history.count > steps + 5)
+        busy.set()
+        connection.close()
 
 
 def test_the_commands(engine, capsys, tmp_path):

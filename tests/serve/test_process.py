@@ -10,9 +10,12 @@ import sys
 import urllib.request
 
 import pytest
+from openai import OpenAI
 
 from minfer import NEWEST_PHASE
 from minfer.cli import main
+from minfer.core.params import SamplingParams
+from tests.ranks.processes import children, gone
 from tests.serve.serving import PATIENCE
 
 
@@ -122,6 +125,24 @@ def test_the_newest_phase_serves_too(start, folder):
         (slots,) = json.load(answer)
     assert slots["blocks"]["free"] == 300
     assert newest.post(**{**asked, "prompt": "x", "max_tokens": 0, "echo": True})
+
+
+@pytest.mark.parametrize("dealt", ["--replicas", "--tensor-parallel"])
+def test_several_processes_behind_it_say_what_one_says_and_end_with_it(start, folder, engine, dealt):
+    options = ("--dtype", "float64", "--num-blocks", 300, "--device", "cpu", "--compiler", "none")
+    server = start("-m", folder, "--phase", NEWEST_PHASE, *options, dealt, 2)
+    others = children(server.process.pid)
+    assert len(others) == 1
+    asked = {"prompt": ["abc", "hello", "story", "letters"], "max_tokens": 30, "extra_body": {"ignore_eos": True}}
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        said = client.completions.create(model="letters", temperature=0, **asked)
+    params = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
+    assert [choice.text for choice in said.choices] == [one.text for one in engine.generate(asked["prompt"], params)]
+    server.process.send_signal(signal.SIGTERM)
+    code, told = server.end()
+    assert code == 0
+    assert "Traceback" not in told
+    assert gone(others)
 
 
 def run(capsys, *args):

@@ -4,10 +4,12 @@ import math
 import re
 
 import pytest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from rich.console import Console
 
 from minfer.core.errors import OptionsError, RequestError
 from minfer.phase11.limits import PRESETS, Limits
+from minfer.serve.metrics import Tally
 from minfer.serve.slo import parse_slo
 from minfer.serve.top import fetch, screen
 from tests.serve.serving import engine_of, serving, until
@@ -59,6 +61,19 @@ def test_metrics_count_what_was_served(engine):
     for name in ("request_queue_time_seconds", "request_prompt_tokens", "request_generation_tokens"):
         assert f"minfer:{name}_sum" in after
     assert after["minfer:engines_ready"] == 1
+
+
+def test_a_tally_is_told_as_the_histogram_of_the_library_is():
+    bounds, values = (0.5, 1, 2.5), [0, 0.5, 0.6, 1, 2.5, 2.6, 99]
+    theirs, ours = CollectorRegistry(), CollectorRegistry()
+    histogram = Histogram("minfer:x", "Of it.", ["model_name"], buckets=bounds, registry=theirs)
+    tally = Tally("x", "Of it.", bounds, "letters")
+    ours.register(tally)
+    for value in values:
+        histogram.labels("letters").observe(value)
+    tally.add(values[:3])
+    tally.add(values[3:])
+    assert generate_latest(ours) == generate_latest(theirs)
 
 
 def test_slots_show_what_runs_and_waits_and_which_blocks_it_holds(module, tokenizer):
@@ -149,6 +164,41 @@ def test_the_terminal_shows_the_same(engine):
     for said in ("letters, phase 5", "TTFT", "batch rows", "blocks:", "memory", "served well", "decode", "0 waiting"):
         assert said in text
     assert "█" in text
+
+
+def test_top_fits_a_terminal_however_much_runs():
+    """32 rows, 40 requests that wait, 4096 blocks: rows, blocks and memory are all on a screen of 50 lines."""
+    spread = {"p50": 2727.8, "p95": 5772.3, "p99": None}
+    figures = {name: spread for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")}
+    slots = [
+        {"id": n, "slot": n, "prompt_tokens": 32, "output_tokens": n, "blocks": [n], "age_s": n / 3, "phase": "decode"}
+        for n in range(32)
+    ]
+    engine = {
+        "state": "ready",
+        "max_batch": 32,
+        "slots": slots,
+        "waiting": [{"age_s": 2.5}] * 40,
+        "blocks": {"map": [*range(32), *[-2] * 64, *[-1] * 4000], "used": 32, "total": 4096, "shared": 0, "cached": 64},
+        "memory": {"weights": 10**9, "kv": 10**9, "buffers": 10**6, "runtime": 10**8},
+        "steps": [[n, 0.1, 0.05, 32, 40, [[row, row, "d"] for row in range(32)]] for n in range(100)],
+    }
+    live = {
+        "model": "letters",
+        "phase": 11,
+        "uptime_s": 9.0,
+        "policy": {"aim": "auto", "small": False},
+        "status": "ok",
+        "figures": {**figures, "tokens_per_s": 256.0, "requests_per_s": 2.68, "slo": "chat", "met": 0.9},
+        "engines": [engine],
+    }
+    for width in (120, 160):
+        console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+        console.print(screen(live))
+        text = console.export_text()
+        assert text.count("\n") <= 50
+        for said in ("and 16 more rows", "32 of 32 rows, 40 waiting", "a mark stands for", "memory", "32 of 4096 used"):
+            assert said in text
 
 
 def test_top_says_in_one_line_what_is_wrong(engine, unused_port):
