@@ -12,11 +12,14 @@ from torch import nn
 
 from minfer.bench.contestants import Contestant, EngineContestant, engine_class, watched
 from minfer.bench.fast import Row, llama_cpp_row
+from minfer.bench.sample import Sample
 from minfer.bench.transformers_peer import TransformersContestant
+from minfer.bench.workloads import Workload
 from minfer.core.config import ModelConfig
 from minfer.core.device import Device
 from minfer.core.errors import DeviceError
 from minfer.cost.cost_model import Setup
+from minfer.phase10.cores import OwnShare
 
 BLOCK = 16
 
@@ -65,7 +68,8 @@ VARIANTS = (
 class RanksContestant(EngineContestant):
     """An engine whose ranks are processes of their own: loaded, not handed a module; its cache stays between runs.
 
-    Prefixes are not shared, so no run profits from what the one before left.
+    Prefixes are not shared, so no run profits from what the one before left. Rank 0 has its share of this process's
+    cores and threads only while it runs: the other contestants have them all.
     """
 
     def __init__(self, variant: Variant, model: str, device: Device, max_batch: int, num_blocks: int) -> None:
@@ -73,6 +77,16 @@ class RanksContestant(EngineContestant):
         options = {"dtype": variant.computed, "share_prefixes": False, "device": device, **dict(variant.options)}
         self.engine = base.load(model, max_batch=max_batch, num_blocks=num_blocks, **options)
         self.engine.__class__ = watched(base)  # the other ranks know the class by its own name
+        for share in list(OwnShare.held):
+            share.give_back()
+
+    def run(self, workload: Workload) -> Sample:
+        """As before, in rank 0's share."""
+        share = OwnShare(self.engine.options.world)
+        try:
+            return super().run(workload)
+        finally:
+            share.give_back()
 
     def empty(self) -> None:
         """Nothing can be: all ranks would have to do it together."""

@@ -305,7 +305,7 @@ class Ranks:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """In here nothing is said to the others, and what they would have said is zero."""
+        """In here operations between ranks are skipped, and what the others would have sent counts as zero."""
         self.world.alone = self.tensor.alone = True
         try:
             yield
@@ -368,7 +368,7 @@ def connect(
     store: Any,
     place: Place,
     device: Device,
-    patience: float,
+    timeout: float,
     host: str,
     local: int,
     others: Others | None = None,
@@ -379,16 +379,17 @@ def connect(
     Called on all ranks, which need not be there yet. On the CPU all goes through Gloo; tensors on GPUs through NCCL,
     and what the host must know of a step through Gloo.
     """
-    all_ranks = gloo(store, "world", place.rank, place.world, host, patience)
-    host_group = GlooGroup(all_ranks, patience if place.rank == 0 else IDLE)
+    all_ranks = gloo(store, "world", place.rank, place.world, host, timeout)
+    host_group = GlooGroup(all_ranks, timeout if place.rank == 0 else IDLE)
     stage = (f"stage{place.stage}", place.part, place.parts)
     if device.torch_device.type == "cpu":
-        parts = gloo(store, *stage, host, patience) if place.stages > 1 else all_ranks
-        groups: tuple[TorchGroup, ...] = (GlooGroup(all_ranks, patience), GlooGroup(parts, patience))
+        parts = gloo(store, *stage, host, timeout) if place.stages > 1 else all_ranks
+        world: TorchGroup = GlooGroup(all_ranks, timeout)
+        tensor: TorchGroup = GlooGroup(parts, timeout)
     else:
-        made = nccl(store, "nccl-world", place.rank, place.world, patience), nccl(store, *stage, patience)
-        groups = (TorchGroup(made[0], patience), TorchGroup(made[1], patience))
-    return Ranks(place, device, (*groups, host_group), local, others, say)  # type: ignore[arg-type]
+        world = TorchGroup(nccl(store, "nccl-world", place.rank, place.world, timeout), timeout)
+        tensor = TorchGroup(nccl(store, *stage, timeout), timeout)
+    return Ranks(place, device, (world, tensor, host_group), local, others, say)
 
 
 # ==== phase10/processes.py ==========================================================================================
@@ -405,14 +406,14 @@ class Processes(Others):
     while another is free, that is as long as the scheduler lets each have it.
     """
 
-    def __init__(self, job: Job, main: Callable[[], None], world: int, patience: float) -> None:
-        self.patience = patience
+    def __init__(self, job: Job, main: Callable[[], None], world: int, timeout: float) -> None:
+        self.timeout = timeout
         self.share = OwnShare(world)
         self.all: list[Process] = []
         try:
             for rank in range(1, world):
                 cores = share(CORES, rank, world)
-                self.all.append(Process(replace(job, rank=rank), main, self.share.threads, cores=cores))
+                self.all.append(Process(f"rank {rank}", replace(job, rank=rank), main, self.share.threads, cores=cores))
         except BaseException:
             self.end()
             raise
@@ -426,20 +427,20 @@ class Processes(Others):
 
     def loaded(self) -> None:
         """As `Others`; each tensor that a rank has read is a sign of life."""
-        self.wait_for("loaded", self.patience)
+        self.wait_for("loaded", self.timeout)
 
-    def wait_for(self, what: str, patience: float) -> None:
-        """Until all have said `what`, as long as none fails and none is silent for `patience` seconds."""
+    def wait_for(self, what: str, timeout: float) -> None:
+        """Until all have said `what`, as long as none fails and none is silent for `timeout` seconds."""
         since = time.monotonic()
         while waiting := [process for process in self.all if what not in process.said]:
-            silent = [p for p in waiting if time.monotonic() - max(p.heard, since) > patience]
+            silent = [p for p in waiting if time.monotonic() - max(p.heard, since) > timeout]
             if any(process.is_dead for process in self.all) or silent:
                 late = (silent or waiting)[0].rank
-                raise RankError(f"rank {late} has not {what}, and said nothing for {patience:g} s")
+                raise RankError(f"rank {late} has not {what}, and said nothing for {timeout:g} s")
             time.sleep(0.005)
 
     def blame(self, error: RankError) -> RankError:
-        """As `Others`: whoever has failed of itself; else who died; else all hang, as `error` says."""
+        """As `Others`: a rank that failed by itself, else one that died; if none did, all hang, as `error` says."""
         deadline = time.monotonic() + GRACE_SECONDS
         while not any(p.is_dead for p in self.all) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -450,7 +451,7 @@ class Processes(Others):
         if causes:
             return RankError(causes[0].obituary())
         silent = any("started" not in process.said for process in self.all)
-        limit = "in time" if silent else f"for {self.patience:g} s (rank_timeout)"
+        limit = "in time" if silent else f"for {self.timeout:g} s (rank_timeout)"
         return RankError(f"no rank has failed, but one gave no answer {limit}: {error}")
 
     def end(self) -> None:
@@ -459,7 +460,7 @@ class Processes(Others):
         for process in processes:
             process.let_go()
         for process in processes:
-            process.bury(patience=1.0)
+            process.bury(timeout=1.0)
         self.share.give_back()
 
 
@@ -475,7 +476,7 @@ def work(job: Job, voice: Voice) -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     place, device = Place.of(job.rank, job.parts, job.stages), device_of(job.options["device"], job.rank)
     store = dist.TCPStore(LOCAL, job.port, is_master=False)
-    ranks = connect(store, place, device, job.patience, LOCAL, place.world, say=voice.say)
+    ranks = connect(store, place, device, job.timeout, LOCAL, place.world, say=voice.say)
     engine = find(*job.engine).load(job.model, **{**job.options, "ranks": ranks})
     engine.serve()
 
@@ -560,11 +561,13 @@ class TorchrunLauncher(Launcher):
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
         device = device_of(checked.device, int(os.environ.get("LOCAL_RANK", rank)))
         host = LOCAL if local == world else os.uname().nodename
-        own = dist.PrefixStore(
-            f"minfer{next(_engines)}", store
-        )  # the same number on all ranks, for each of their loads
+        prefix = f"minfer{next(_engines)}"  # the same on all ranks, which load engines in the same order
+        own = dist.PrefixStore(prefix, store)
         others = TorchrunOthers(own, world) if rank == 0 else None
-        say = lambda what: own.set(f"{what}{rank}", "")  # noqa: E731
+
+        def say(what: str) -> None:
+            own.set(f"{what}{rank}", "")
+
         return connect(own, place, device, checked.rank_timeout, host, local, others, say)
 
 
@@ -593,7 +596,7 @@ def launcher_of(wanted: Any) -> Launcher:
 class RowParallel(nn.Module):
     """y = Σ over ranks of x·Wᵀ, + b. Each rank has the columns of W that its own channels of x meet.
 
-    No `nn.Linear`, but around one: whoever quantises or packs linear layers finds that, and the sum stays.
+    It wraps an `nn.Linear` rather than being one: what quantises or packs linear layers finds that, and the sum stays.
     """
 
     def __init__(self, linear: nn.Linear, group: Group) -> None:
@@ -767,8 +770,8 @@ class Replica:
 class Replicas:
     """All others. Invariant: a request is in this process's queue or scheduler, or `given` to just one of these."""
 
-    def __init__(self, others: list[Replica], patience: float, threads_before: int) -> None:
-        self.all, self.patience, self.threads_before = others, patience, threads_before
+    def __init__(self, others: list[Replica], timeout: float, threads_before: int) -> None:
+        self.all, self.timeout, self.threads_before = others, timeout, threads_before
         self.ended = ""
 
     @classmethod
@@ -802,7 +805,7 @@ class Replicas:
             for replica in self.all:
                 while "loaded" not in replica.process.said:
                     if replica.process.is_dead:
-                        raise RankError(f"replica {replica.process.obituary()}")
+                        raise RankError(replica.process.obituary())
                     if time.monotonic() > deadline:
                         raise RankError(f"replica {replica.number} has not loaded within {LOAD_SECONDS:g} s")
                     time.sleep(0.005)
@@ -817,22 +820,22 @@ class Replicas:
     def advance(self, now: float, block: bool) -> list[Sequence]:
         """What is new. `block`: wait until something is, or nobody has anything to do. Raises `RankError`."""
         busy = [replica for replica in self.all if replica.given]
-        ready = wait([replica.link for replica in busy], self.patience if block else 0) if busy else []
+        ready = wait([replica.link for replica in busy], self.timeout if block else 0) if busy else []
         try:
             advanced = [one for replica in busy for one in replica.advance(now)]
         except RankError as error:
             raise self.blame(error) from error
-        late = time.monotonic() - self.patience
+        late = time.monotonic() - self.timeout
         for replica in busy:
             if replica.given and replica.link not in ready and replica.heard < late:
-                raise RankError(f"replica {replica.number} gave no answer for {self.patience:g} s (rank_timeout)")
+                raise RankError(f"replica {replica.number} gave no answer for {self.timeout:g} s (rank_timeout)")
         return advanced
 
     def blame(self, error: RankError) -> RankError:
-        """What the replica died of that this was noticed by, in its own words if it had any."""
+        """The error to raise for `error`: what the replica behind it died of, in its own words if it had any."""
         time.sleep(0.1)
         dead = next((replica for replica in self.all if replica.process.is_dead), None)
-        return error if dead is None else RankError(f"replica: {dead.process.obituary()}")
+        return error if dead is None else RankError(dead.process.obituary())
 
     def end(self, why: str = "the engine was closed") -> None:
         """Leave none behind; idempotent."""
@@ -844,7 +847,7 @@ class Replicas:
                 replica.link.close()
             replica.process.let_go()
         for replica in self.all:
-            replica.process.bury(patience=1.0)
+            replica.process.bury(timeout=1.0)
         torch.set_num_threads(self.threads_before)
 
 
@@ -852,13 +855,13 @@ def started(number: int, engine_cls: type, model: str, options: dict[str, Any], 
     """Start a replica's process, with one end of a connection."""
     ours, theirs = Pipe()
     job = Job.of(engine_cls, model, options, checked, port=theirs.fileno(), rank=number)
-    process = Process(job, run_replica, threads, keep=[theirs.fileno()])
+    process = Process(f"replica {number}", job, run_replica, threads, keep=[theirs.fileno()])
     theirs.close()
     return Replica(number, process, ours)
 
 
 # ==== phase10/replicated.py =========================================================================================
-# Data parallel: an engine whose queue is answered by itself and by replicas of it, whoever has the least to do.
+# Data parallelism: an engine whose queue is answered by itself and its replicas, the least loaded one first.
 
 
 class ReplicatedEngine(PreviousEngine):
@@ -1083,7 +1086,7 @@ class Engine(ReplicatedEngine):
         return model
 
     def allocate(self) -> None:
-        """As before, and the same on all ranks; a stage that is not the last gives on all rows, not those of logits."""
+        """As before, and the same on all ranks. A stage that is not the last passes on all rows, not only `rows`."""
         options = self.options
         self.ranks = options.ranks if isinstance(options.ranks, Ranks) else None
         if self.ranks is None:
@@ -1101,7 +1104,7 @@ class Engine(ReplicatedEngine):
             super().allocate()
 
     def warmup(self) -> None:
-        """As before, each rank by itself: whether and how long one compiles is no matter to the others."""
+        """As before, each rank by itself: none waits for another one's compiler."""
         with self.ranks.alone() if self.ranks else nullcontext():
             super().warmup()
 

@@ -150,6 +150,47 @@ def run_on(cores: Items[int], thread: int) -> None:
             os.sched_setaffinity(thread, cores)
 
 
+# ==== phase10/job.py ================================================================================================
+# Job: what a rank's or a replica's process is to do, as one line that it reads.
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a rank is to do."""
+
+    engine: tuple[str, str, str]  # module, its file, class
+    model: str
+    options: dict[str, Any]
+    parts: int
+    stages: int
+    port: int  # where ranks meet; of a replica, the file that is its end of a connection
+    timeout: float
+    rank: int = 0
+
+    @classmethod
+    def of(cls, engine_cls: type, model: str, options: dict[str, Any], checked: Any, port: int, rank: int = 0) -> "Job":
+        """The job of all ranks. They run `engine_cls`, or what it is made of that other processes can find."""
+        base = next((c for c in engine_cls.__mro__ if can_be_found(c)), None)
+        if base is None:
+            raise OptionsError(f"{engine_cls.__name__} is in no .py file, in which the other ranks could find it")
+        kept = {"device": checked.device, **{name: value for name, value in options.items() if name != "ranks"}}
+        parts, stages = checked.tensor_parallel, checked.pipeline_parallel
+        return cls(place_of(base), str(model), kept, parts, stages, port, checked.rank_timeout, rank)
+
+    def packed(self) -> bytes:
+        """One line. Raises `OptionsError` for an option that is a live object."""
+        try:
+            return base64.b64encode(pickle.dumps(self)) + b"\n"
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise OptionsError(f"an option cannot be given to another process: {error}") from error
+
+    @staticmethod
+    def unpacked(line: bytes) -> "Job":
+        """The job of a line."""
+        job: Job = pickle.loads(base64.b64decode(line))
+        return job
+
+
 # ==== phase10/torch_group.py ========================================================================================
 # TorchGroup: a group over one `torch.distributed` process group, Gloo or NCCL, that belongs to one engine only.
 #
@@ -171,19 +212,19 @@ def require_distributed() -> None:
 
 
 class TorchGroup(Group):
-    """Operations on `made`, which fail after `patience` seconds without an answer of the others (NCCL: as made)."""
+    """Operations on `made`, which fail after `timeout` seconds without an answer from the others."""
 
-    def __init__(self, made: Any, patience: float) -> None:
+    def __init__(self, made: Any, timeout: float) -> None:
         self.made: Any = made
         self.seconds = 0.0  # that this host has spent in operations; GPUs work on beside it
         self.rank, self.size = made.rank(), made.size()
-        self.patience = timedelta(seconds=patience)
+        self.timeout = timedelta(seconds=timeout)
         from torch._C._distributed_c10d import AllgatherOptions  # absent where torch.distributed is
 
         self.reducing, self.gathering = dist.AllreduceOptions(), AllgatherOptions()
         self.spreading = dist.BroadcastOptions()
         for options in (self.reducing, self.gathering, self.spreading):
-            options.timeout = self.patience
+            options.timeout = self.timeout
 
     def reduced(self, x: Tensor) -> Tensor:
         """As `Group`."""
@@ -224,30 +265,31 @@ class TorchGroup(Group):
         began = time.perf_counter()
         try:
             for work in start():
-                work.wait(self.patience)
+                work.wait(self.timeout)
         except RuntimeError as error:
             raise RankError(f"rank {self.rank} of {self.size} in {what}: {error}") from error
         self.seconds += time.perf_counter() - began
 
 
-def nccl(store: Any, name: str, rank: int, size: int, patience: float) -> Any:
+def nccl(store: Any, name: str, rank: int, size: int, timeout: float) -> Any:
     """An NCCL process group for tensors on NVIDIA cards. Raises `DeviceError` where torch has no NCCL."""
     if not dist.is_nccl_available():
         raise DeviceError("this torch was built without NCCL, which several GPUs need: use a CUDA build, or device=cpu")
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=patience)
+    options._timeout = timedelta(seconds=timeout)
     return dist.ProcessGroupNCCL(dist.PrefixStore(name, store), rank, size, options)
 
 
 # ==== phase10/gloo_group.py =========================================================================================
-# GlooGroup: a group over Gloo, set up for steps whose messages are a few kB and of which there are two in a layer.
+# GlooGroup: a group over Gloo, tuned for decode steps: two messages of a few kB in each layer.
 #
-# A collective of Gloo's takes a thread of its own per rank, and for a sum two rounds; a small message is better sent to
-# everyone at once, by the thread that has it. And a thread of Gloo's reads what comes in. See `make_way`.
+# Gloo runs a collective in a thread of its own, and needs two rounds for a sum. A small message arrives sooner if each
+# rank sends it to every other one at once, from the thread that computed it. Another thread of Gloo's receives messages;
+# `make_way` keeps it from interrupting the sender.
 
 
 SMALL = 2**17
-"""Bytes of a message up to which the time it takes is not that of its bytes."""
+"""Bytes of a message up to which its latency, not its size, decides how long it takes."""
 
 THREADS = Path("/proc/self/task")
 
@@ -282,17 +324,21 @@ class GlooGroup(TorchGroup):
     def _exchanged(self, what: str, x: Tensor, into: Tensor) -> Tensor:
         """Everyone's `x`, in the order of ranks, in `into`: all are sent and received at the same time."""
         into[self.rank] = x
-        receive = lambda: [self.made.recv([into[other]], other, 0) for other in self._others]  # noqa: E731
-        self._do(what, lambda: [*receive(), *(self.made.send([x], other, 0) for other in self._others)])
+
+        def start() -> list[Any]:
+            receiving = [self.made.recv([into[other]], other, 0) for other in self._others]
+            return receiving + [self.made.send([x], other, 0) for other in self._others]
+
+        self._do(what, start)
         return into
 
 
-def gloo(store: Any, name: str, rank: int, size: int, host: str, patience: float) -> Any:
+def gloo(store: Any, name: str, rank: int, size: int, host: str, timeout: float) -> Any:
     """A Gloo process group for tensors on the CPU, reached under `host` by the others."""
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     before = threads()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = timedelta(seconds=patience)
+    options._timeout = timedelta(seconds=timeout)
     make_way(threads() - before)
     return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
 
@@ -303,12 +349,12 @@ def threads() -> set[int]:
 
 
 def make_way(readers: set[int]) -> None:
-    """Let no thread that reads what comes in interrupt another of this process when something comes.
+    """Keep Gloo's reader threads from preempting the thread that sends.
 
-    Who sends holds the connection's lock. Its message wakes the reader of the rank that gets it; an answer wakes this
-    one's. If that takes the core of the sender, it finds the lock taken, and asks again and again, without sleeping,
-    until the scheduler's next tick, 4 ms later: some twenty times as long as the message takes. A thread of Linux's
-    batch class waits until the core is free.
+    A sender holds the connection's lock. If an answer arrives meanwhile, it wakes this rank's reader; if the scheduler
+    gives the reader the sender's core, it finds the lock taken and spins on it, without sleeping, until the next
+    scheduler tick, up to 4 ms later: some twenty times as long as the message takes. A thread in Linux's batch class
+    does not preempt: it waits until the core is free.
     """
     for thread in readers:
         with suppress(OSError):  # it is not allowed everywhere, and only a matter of speed
@@ -476,63 +522,28 @@ START_SECONDS = 60.0
 """Within which a process must have imported torch."""
 
 GRACE_SECONDS = 2.0
-"""After the first sign of trouble, within which a failed rank must have said what it died of; the others are told."""
+"""How long after the first sign of trouble rank 0 waits for the failed rank's own words."""
 
 LAST_WORDS = 2000  # characters
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a rank is to do."""
-
-    engine: tuple[str, str, str]  # module, its file, class
-    model: str
-    options: dict[str, Any]
-    parts: int
-    stages: int
-    port: int  # where ranks meet; of a replica, the file that is its end of a connection
-    patience: float
-    rank: int = 0
-
-    @classmethod
-    def of(cls, engine_cls: type, model: str, options: dict[str, Any], checked: Any, port: int, rank: int = 0) -> "Job":
-        """The job of all ranks. They run `engine_cls`, or what it is made of that other processes can find."""
-        base = next((c for c in engine_cls.__mro__ if can_be_found(c)), None)
-        if base is None:
-            raise OptionsError(f"{engine_cls.__name__} is in no .py file, in which the other ranks could find it")
-        kept = {"device": checked.device, **{name: value for name, value in options.items() if name != "ranks"}}
-        parts, stages = checked.tensor_parallel, checked.pipeline_parallel
-        return cls(place_of(base), str(model), kept, parts, stages, port, checked.rank_timeout, rank)
-
-    def packed(self) -> bytes:
-        """One line. Raises `OptionsError` for an option that is a live object."""
-        try:
-            return base64.b64encode(pickle.dumps(self)) + b"\n"
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise OptionsError(f"an option cannot be given to another process: {error}") from error
-
-    @staticmethod
-    def unpacked(line: bytes) -> "Job":
-        """The job of a line."""
-        job: Job = pickle.loads(base64.b64decode(line))
-        return job
 
 
 class Process:
     """One rank's process, or a replica's: `main` is all that it runs.
 
-    `keep`: open files that it inherits; `cores`: those that it may run on.
+    `name` is what errors call it (`rank 1`); `threads` are torch's; `keep`: file descriptors that it inherits; `cores`:
+    those that it may run on.
     """
 
     def __init__(
         self,
+        name: str,
         job: Job,
         main: Callable[[], None],
         threads: int,
         keep: Items[int] = (),
         cores: Items[int] = CORES,
     ) -> None:
-        self.rank = job.rank
+        self.name, self.rank = name, job.rank
         self.said: set[str] = set()
         self.error = ""
         self.is_cause = False  # else its error is only that others were gone
@@ -549,15 +560,16 @@ class Process:
         )
         run_on(cores, self.popen.pid)  # before it has any other threads
         assert self.popen.stdin is not None
-        self.popen.stdin.write(packed)
-        self.popen.stdin.flush()
-        self.listener = threading.Thread(target=self.listen, daemon=True, name=f"rank {self.rank} says")
+        assert self.popen.stdout is not None
+        self.stdin, self.stdout = self.popen.stdin, self.popen.stdout
+        self.stdin.write(packed)
+        self.stdin.flush()
+        self.listener = threading.Thread(target=self.listen, daemon=True, name=f"{name} says")
         self.listener.start()
 
     def listen(self) -> None:
         """Take down what it says, to the end."""
-        assert self.popen.stdout is not None
-        for line in self.popen.stdout:
+        for line in self.stdout:
             said = json.loads(line)
             self.said.add(said["said"])
             self.error = said.get("error", self.error)
@@ -573,10 +585,10 @@ class Process:
         """What it died of, in its own words if it had any."""
         self.listener.join(1.0)
         if self.error:
-            return f"rank {self.rank} failed:\n{self.error}"
+            return f"{self.name} failed:\n{self.error}"
         code = self.popen.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        return f"rank {self.rank} {how}{self.last_words()}"
+        return f"{self.name} {how}{self.last_words()}"
 
     def last_words(self) -> str:
         """The end of what it printed."""
@@ -587,17 +599,17 @@ class Process:
     def let_go(self) -> None:
         """Close its pipe, on which it leaves."""
         with suppress(OSError):
-            self.popen.stdin.close()  # type: ignore[union-attr]
+            self.stdin.close()
 
-    def bury(self, patience: float) -> None:
+    def bury(self, timeout: float) -> None:
         """Wait for its end; if that does not come, kill it."""
         try:
-            self.popen.wait(patience)
+            self.popen.wait(timeout)
         except subprocess.TimeoutExpired:
             self.popen.kill()
             self.popen.wait()
         self.listener.join(1.0)
-        self.popen.stdout.close()  # type: ignore[union-attr]
+        self.stdout.close()
         self.printed.close()
 
 
@@ -674,7 +686,7 @@ def run(work: Callable[[Job, Voice], None]) -> None:
 
 
 LOAD_SECONDS = 600.0
-"""Within which torchrun's ranks must have loaded; of processes of our own, rank 0 hears more."""
+"""Within which torchrun's ranks must have loaded. Processes that rank 0 starts report each tensor: see `Processes`."""
 
 _engines = count()
 

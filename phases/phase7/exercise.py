@@ -23,6 +23,7 @@ from phase7_given import (
     EAGER,
     INDUCTOR,
     INSTALL,
+    SUMMED,
     WARMUP_BLOCKS,
     WARMUP_TOKENS,
     WORTHWHILE,
@@ -46,7 +47,7 @@ from minfer.core.gpt2 import GPT2, GPT2Block
 from minfer.core.model import Block, Transformer
 from minfer.core.rope import rotate
 from minfer.phase6 import Engine as Phase6Engine
-from minfer.phase6 import KernelUse, PagedKVCache, PagedStep
+from minfer.phase6 import PagedKVCache, PagedStep
 
 # ==== phase7/merge.py ===============================================================================================
 # Merging linear layers that read the same input: one product in place of several, with the very same weights.
@@ -221,6 +222,7 @@ class FusedModel(nn.Module):
         self.will_run: Callable[[nn.Module], None] = _nothing
         self.has_run: Callable[[nn.Module], None] = _nothing
         self.decoding: Decoding | None = None
+        self.summed: list[Counter[tuple[str, int]]] = []  # counts of the layers that are summed for a lone row
 
     def embed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """Token ids and positions `(*lead,)` -> `(*lead, hidden)` and the rotary rows, where the model has them."""
@@ -233,6 +235,7 @@ class FusedModel(nn.Module):
             for name in block.linear:
                 setattr(block, name, product(getattr(block, name), device))
         self.lm_head = head(self.lm_head, self.embedding)
+        self.summed = [part.layer.ran for part in self.modules() if isinstance(part, SummedProduct)]
 
     @property
     def embedding(self) -> nn.Embedding:
@@ -259,6 +262,9 @@ class FusedModel(nn.Module):
             self.will_run(following)
             parts = region(block, following, attend, parts, rotary)
             self.has_run(block)
+        if len(x) == 1:
+            for ran in self.summed:
+                ran[SUMMED, 1] += 1
         return parts[0]
 
 
@@ -329,17 +335,6 @@ class Engine(Phase6Engine):
         if alike(model.layers) and self.device.torch_device.type == "cpu":
             model.decoding = Decoding(partial(self.compilation.compiled, guarded_by="x"))
         model.between = self.compilation.compiled(between)
-
-    @property
-    def kernels(self) -> dict[str, KernelUse]:
-        """As before; and the products with a single row that are compiled as sums, which no layer counts itself."""
-        uses = super().kernels
-        decoding = getattr(self.model, "decoding", None)
-        summed = [name for name, part in self.model.named_modules() if isinstance(part, SummedProduct)]
-        if decoding is not None and summed:
-            each = len(summed) // len(self.model.layers)  # type: ignore[arg-type]
-            uses["compiled sums"] = KernelUse(summed, Counter({1: each * decoding.lone}))
-        return uses
 
     def allocate(self) -> None:
         """As before; and compile now, so that no request waits for it."""

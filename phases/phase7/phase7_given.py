@@ -118,7 +118,6 @@ class Decoding:
 
     def __init__(self, compiled: Callable[[Any], Callable[..., Any]]) -> None:
         self.one, self.more = compiled(attend_and_go_on), compiled(attend_and_go_on)
-        self.lone = 0  # calls with a single row
 
     def serves(self, attention: Any) -> bool:
         """Whether a layer's attention, and so that of all, is of one token per request over a pool of blocks."""
@@ -131,9 +130,7 @@ class Decoding:
         self, block: Any, following: Any, attention: PagedAttention, parts: tuple[Tensor, ...], rotary: Tensor | None
     ) -> tuple[Tensor, ...]:
         """`parts`: x, q, k, v of a layer, all `(B, width)` -> those of the next."""
-        alone = parts[0].shape[0] == 1
-        self.lone += alone
-        region = self.one if alone else self.more
+        region = self.one if parts[0].shape[0] == 1 else self.more
         return region(block, following, *parts, rotary, attention.decode_inputs())
 
 
@@ -209,6 +206,10 @@ class UnitRowsProduct(Product):
         units, largest = unit_rows(x)
         y = (super().forward(units) * largest).to(x.dtype)
         return y if self.layer.bias is None else y + self.layer.bias.to(y.dtype)
+
+
+SUMMED = "compiled sums"
+"""The kernel's name where an engine says which ran."""
 
 
 class SummedProduct(Product):

@@ -169,7 +169,7 @@ def test_the_terminal_shows_the_same(engine):
 def test_top_fits_a_terminal_however_much_runs():
     """32 rows, 40 requests that wait, 4096 blocks: rows, blocks and memory are all on a screen of 50 lines."""
     spread = {"p50": 2727.8, "p95": 5772.3, "p99": None}
-    figures = {name: spread for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")}
+    figures = dict.fromkeys(("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"), spread)
     slots = [
         {"id": n, "slot": n, "prompt_tokens": 32, "output_tokens": n, "blocks": [n], "age_s": n / 3, "phase": "decode"}
         for n in range(32)
