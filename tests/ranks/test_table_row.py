@@ -1,0 +1,37 @@
+"""The benchmark table's row of ranks: it must not slow the rows that it is compared with."""
+
+import os
+
+import torch
+
+from minfer.bench.variants import VARIANTS, RanksContestant
+from minfer.bench.workloads import batch
+from minfer.core.device import Device
+
+
+def share_now():
+    return torch.get_num_threads(), os.sched_getaffinity(0)
+
+
+def test_a_row_of_ranks_takes_its_share_of_the_machine_only_while_it_runs():
+    before = share_now()
+    variant = next(one for one in VARIANTS if one.ranks > 1)
+    row = RanksContestant(variant, "tiny", Device.get("cpu"), 2, 64)
+    try:
+        assert share_now() == before
+        within, step = [], row.engine.step
+
+        def watched():
+            within.append(share_now())
+            return step()
+
+        row.engine.step = watched
+        sample = row.run(batch(row.engine.config.vocab_size, 2, 6, 3, 0))
+        assert len(sample.token_times) == 2
+        threads, cores = within[0]
+        assert threads == max(1, before[0] // variant.ranks)
+        assert len(before[1]) < variant.ranks or len(cores) == len(before[1]) // variant.ranks
+        assert share_now() == before
+    finally:
+        row.close()
+    assert share_now() == before
