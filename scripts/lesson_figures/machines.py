@@ -56,7 +56,7 @@ def operators() -> Figure:
     )
     axes.invert_yaxis()
     axes.legend(frameon=False, loc="upper right", bbox_to_anchor=(1, 0.42), ncols=2)
-    merged = OPERATORS["rows"][names[0]][0] - OPERATORS["rows"][names[-1]][0]
+    merged = OPERATORS["rows"][names[0]][0] - OPERATORS["rows"][names[1]][0]
     said = f"Merging takes {merged} products away, compiling most of the rest"
     axes.set_title(f"{said}: {totals[0]:,} calls become {totals[1]:,}")
     return made
