@@ -55,8 +55,8 @@ def part_of(name, **times):
 def test_a_claim_is_of_the_better_row_run_by_run_beside_what_was_asked():
     part = part_of("decode-1", transformers_fp32=[6, 8], phase_7_fp32=[3, 4], phase_7_fp16=[2, 4], phase_7_int8=[2, 8])
     assert claims({"parts": [part]}) == [
-        "decode-1: phase 7 fp16 makes 2.50 (2.00–3.00) times the decode tokens/s of transformers fp32 (asked: 3)",
-        "decode-1: phase 7 int8 makes 0.75 (0.50–1.00) times the decode tokens/s of phase 7 fp16 (asked: 1.1)",
+        "decode-1: phase 7 fp16 makes 2.50 (2.00–3.00) times the decode tokens/s of transformers fp32 (target: 3)",
+        "decode-1: phase 7 int8 makes 0.75 (0.50–1.00) times the decode tokens/s of phase 7 fp16 (target: 1.1)",
     ]
     assert claims({"parts": [part_of("decode-16", phase_7_fp16=[1.0])]}) == []  # nobody to compare with
 

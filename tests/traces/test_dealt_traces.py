@@ -2,8 +2,8 @@
 
 import pytest
 from hypothesis import Phase, event, given, settings
-from minfer.course.lockstep import Lockstep
 
+from minfer.course.machines.lockstep import Lockstep
 from minfer.phase10 import Engine
 from tests.traces.test_traces import same_every_time
 from tests.traces.trace import follow, traces
