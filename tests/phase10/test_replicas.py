@@ -45,9 +45,11 @@ def test_P10_13_one_queue_is_dealt_evenly_and_all_answer_alike(engine_cls, lab):
         for number, (got, want) in enumerate(zip(together, alone, strict=True)):
             lab.equal(got.token_ids, want.token_ids, code, f"{did}; compared request {number} with one engine's", hint)
         for _ in range(6):
-            engine.submit([5, 6, 7], lab.params(30))
-        for _ in range(3):
+            engine.submit([5, 6, 7], lab.params(45))  # longer than all that is waited for
+        for _ in range(20):  # a replica reads of its requests when its step has ended
             engine.step()
+            if running(engine) == [3, 3]:
+                break
         lab.equal(running(engine), [3, 3], code, f"{did}; asked who has how many of 6 requests", hint)
 
 
