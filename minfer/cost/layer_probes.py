@@ -15,14 +15,14 @@ from minfer.core.models import model_class
 from minfer.cost.hardware import Line
 from minfer.cost.probes import (
     DECODES,
-    PASSES,
     ROWS,
     Found,
     Points,
     blocks_of,
-    products,
+    head_products,
     products_of,
     seconds,
+    swept,
     weights_in,
 )
 from minfer.phase5 import PagedKVCache, PagedStep
@@ -95,16 +95,16 @@ def products_in_place(model: Any, rows_dtype: torch.dtype, beside: Line, device:
 
     Called one after another, products find the other threads awake: after a dozen small operators they do not.
     """
-    took = dict(products(model, rows_dtype, device))
+    heads = head_products(model, rows_dtype, device)
     weights, blocks = sum(map(weights_in, products_of(model))), len(blocks_of(model))
-    head = took["head", 1] * weights_in(model.lm_head)
-    again: dict[tuple[str, int], float] = {}
-    for rows in ROWS * PASSES:
+    head = heads["head", 1] * weights_in(model.lm_head)
+
+    def in_place(rows: int) -> float:
         ids = torch.zeros(rows, dtype=torch.int64, device=device.torch_device)
         whole = seconds(partial(model, ids, ids, [_query] * blocks, ids[:1]), device)
-        inside = max(1e-9, whole - head - blocks * beside.seconds(rows)) / weights
-        again["layers", rows] = min(inside, again.get(("layers", rows), inside))
-    return {**took, **again}
+        return max(1e-9, whole - head - blocks * beside.seconds(rows)) / weights
+
+    return {**swept("layers", ROWS, in_place), **heads}
 
 
 def paged(config: ModelConfig, batch: int, context: int, device: Device) -> PagedKVCache:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -60,16 +60,31 @@ def products(model: Any, rows_dtype: torch.dtype, device: Device) -> Found:
     The weights of a model that is larger than the caches come from memory each time, as they do in a step.
     """
     random = partial(torch.randn, dtype=rows_dtype, device=device.torch_device)
-    layers, head = products_of(model), model.lm_head
-    took: Found = {}
-    for rows in ROWS * PASSES:
+    layers = products_of(model)
+    weights = sum(map(weights_in, layers))
+
+    def layers_alone(rows: int) -> float:
         inputs = {width: random((rows, width)) for width in widths(layers)}
-        found = {"layers": seconds(partial(each, layers, inputs), device) / sum(map(weights_in, layers))}
-        if rows <= MOST_LOGITS:
-            found["head"] = seconds(partial(head, random((rows, width_in(head)))), device) / weights_in(head)
-        for part, per_weight in found.items():
-            took[part, rows] = min(per_weight, took.get((part, rows), per_weight))
-    return took
+        return seconds(partial(each, layers, inputs), device) / weights
+
+    return {**swept("layers", ROWS, layers_alone), **head_products(model, rows_dtype, device)}
+
+
+def head_products(model: Any, rows_dtype: torch.dtype, device: Device) -> Found:
+    """As `products`, of the head alone."""
+    head = model.lm_head
+
+    def alone(rows: int) -> float:
+        row = torch.randn((rows, width_in(head)), dtype=rows_dtype, device=device.torch_device)
+        return seconds(partial(head, row), device) / weights_in(head)
+
+    return swept("head", [rows for rows in ROWS if rows <= MOST_LOGITS], alone)
+
+
+def swept(part: str, sizes: Sequence[int], measure: Callable[[int], float]) -> Found:
+    """What `measure` finds at each number of rows; of several passes, the least."""
+    passes = [[measure(rows) for rows in sizes] for _ in range(PASSES)]
+    return {(part, rows): min(found) for rows, *found in zip(sizes, *passes, strict=True)}
 
 
 def products_of(model: Any) -> list[Any]:

@@ -55,8 +55,8 @@ def test_what_is_decoded_is_the_last_token_of_each_request_over_blocks_of_its_ow
 def test_products_in_place_take_what_a_forward_takes_less_what_lies_beside_them(monkeypatch):
     """On a clock that says 5 s for every forward."""
     model = layer_probes.short(tiny_model("llama", 17).config)
-    alone = {("layers", rows): 1.0 for rows in probes.ROWS} | {("head", 1): 0.25 / probes.weights_in(model.lm_head)}
-    monkeypatch.setattr(layer_probes, "products", lambda *_: alone)
+    alone = {("head", 1): 0.25 / probes.weights_in(model.lm_head)}
+    monkeypatch.setattr(layer_probes, "head_products", lambda *_: alone)
     monkeypatch.setattr(layer_probes, "seconds", lambda work, device: 5.0)
     found = layer_probes.products_in_place(model, torch.float32, Line(0.1, 0.01), CPU)
     weights = sum(map(probes.weights_in, probes.products_of(model)))
