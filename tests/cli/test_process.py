@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,8 @@ def start(folder):
 
 
 def test_ctrl_c_ends_a_stream_without_a_traceback(start, folder):
-    process = start(*ENDLESS, "-m", folder)
+    heeded = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job in the background is born deaf to it
+    process = start(*ENDLESS, "-m", folder, preexec_fn=heeded)
     assert process.stdout.read(5)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)

@@ -64,7 +64,8 @@ print(engine.generate([[5, 6, 7]], SamplingParams(max_tokens=6, ignore_eos=True)
 AT_THE_END = {
     "leave": "",
     "killed": "os.kill(os.getpid(), signal.SIGKILL)",
-    "interrupted": "os.kill(os.getpid(), signal.SIGINT)\nengine.generate([[5]], SamplingParams(max_tokens=30))",
+    "interrupted": "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it\n"
+    "os.kill(os.getpid(), signal.SIGINT)\nengine.generate([[5]], SamplingParams(max_tokens=30))",
 }
 CODES = {"leave": 0, "killed": -signal.SIGKILL, "interrupted": -signal.SIGINT}
 
