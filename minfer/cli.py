@@ -4,6 +4,7 @@ A command `NAME` is the function `NAME` of `minfer/commands/NAME.py` and a line 
 torch where it needs torch, is imported when the command is run, so `minfer --help` is there at once.
 """
 
+import errno
 import importlib
 import os
 import sys
@@ -55,6 +56,8 @@ SUMMARIES = {name: summary for name, summary in SUMMARIES.items() if (COMMANDS /
 
 UsageError: Any = typer.BadParameter.__base__  # of everything that is wrong with a command line
 SUCCESS, CLOSED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""Of a file, by the system: no fault of minfer's."""
 
 
 class Commands(TyperGroup):
@@ -124,6 +127,8 @@ def main(args: list[str] | None = None) -> int:
             _silence_stdout()
             return CLOSED
         except OSError as error:
+            if error.filename is not None and error.errno in REFUSALS:
+                return _fail(f"{error.filename2 or error.filename}: {error.strerror}")
             if error.filename is not None:
                 raise
             _silence_stdout()

@@ -1,7 +1,9 @@
 """Bad input is one line on standard error that says what to do, and exit code 2."""
 
+import errno
 import json
 import os
+import shutil
 
 import pytest
 
@@ -116,6 +118,15 @@ def test_bad_output_file(run, folder, tmp_path):
     (tmp_path / "p.txt").write_text("a\n")
     refused(run("generate", "-f", "p.txt", "-m", folder, "-o", "no/such/file"), "there is no folder no/such")
     refused(run("generate", "-f", "p.txt", "-m", folder, "-o", tmp_path), f"cannot write {tmp_path}: Is a directory")
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(run, monkeypatch, tmp_path):
+    def full(source, out):
+        raise OSError(errno.ENOSPC, "No space left on device", source, None, str(out))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shutil, "copyfile", full)
+    refused(run("start", "1"), "work/phase1.py: No space left on device")
 
 
 def test_bad_prompt(run, folder):
