@@ -1,15 +1,16 @@
 """Shard: one rank's part of a model, built on its device from its slices of the files alone."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from minfer.core.checkpoint import Checkpoint, StoredTensor, TensorSource
-from minfer.core.errors import CheckpointError
 from minfer.core.gpt2 import GPT2
 from minfer.core.models import hollow, skeleton
+from minfer.core.stored_quantization import PARTS, StoredQuantization
+from minfer.phase9 import QuantizedLinear, exchange_hollow, find_scheme
 from minfer.phase10.parallel_layers import (
     FromPreviousStage,
     NoPositions,
@@ -40,23 +41,22 @@ GPT_2 = Names("h", "wte", "ln_f", ("attn.c_proj", "mlp.c_proj"))
 
 def build_shard(checkpoint: Checkpoint, plan: ShardPlan, ranks: Ranks, dtype: torch.dtype, home: Home) -> Any:
     """This rank's module; `bytes_read` of it says what it took of the files. Raises `CheckpointError`."""
-    if getattr(checkpoint.config, "quantization", None) is not None:
-        raise CheckpointError(
-            f"{checkpoint.folder} is stored quantised, which cannot be dealt to ranks: load the original with "
-            "quantization=…, so that each rank quantises its own shard"
-        )
-    sources = checkpoint.plan(skeleton(checkpoint))
-    model: Any = hollow(plan.config)
+    whole, model = skeleton(checkpoint), cast(Any, hollow(plan.config))
     exchange(model, plan, ranks)
+    if checkpoint.config.quantization is not None:
+        exchange_hollow(whole, checkpoint.config.quantization)
+        exchange_quantized(model, checkpoint.config.quantization)
+    sources = checkpoint.plan(whole)
     model.bytes_read = 0
     for name, _ in list(model.named_parameters()):
         if name_of_nothing(model, name):
             place(model, name, torch.empty(0, plan.config.hidden_size, dtype=dtype, device=home(name)))
             continue
-        whole = plan.name_in_whole(name)
-        part = plan.part(whole)
-        place(model, name, read_part(sources[whole], part, dtype, home(name)))
-        model.bytes_read += part_bytes(sources[whole], part)
+        in_whole = plan.name_in_whole(name)
+        source, part = sources[in_whole], plan.part(in_whole)
+        as_stored = name.rpartition(".")[2] in PARTS
+        place(model, name, read_part(source, part, source.dtype if as_stored else dtype, home(name)))
+        model.bytes_read += part_bytes(source, part)
         ranks.say("read")
     model.tie()
     model.make_tables()
@@ -83,6 +83,17 @@ def exchange(model: Any, plan: ShardPlan, ranks: Ranks) -> None:
             setattr(model, names.norm, nn.Identity())
             model.lm_head = ToNextStage(ranks.world, place.rank + place.parts)
     model.tie()
+
+
+def exchange_quantized(model: Any, stored: StoredQuantization) -> None:
+    """Exchange what is stored quantised: the linear layers of a hollow shard, and a head that ranks share."""
+    exchange_hollow(model, stored)
+    head = model.lm_head
+    if stored.quantize_head and isinstance(head, VocabularyHead):
+        assert head.weight is not None
+        rows, width = head.weight.shape
+        with torch.device("meta"):
+            head.quantize(QuantizedLinear(width, rows, find_scheme(stored.scheme, stored.group_size)))
 
 
 def name_of_nothing(model: nn.Module, name: str) -> bool:

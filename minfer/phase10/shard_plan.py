@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from minfer.core.config import ModelConfig
 from minfer.core.errors import OptionsError
+from minfer.core.stored_quantization import PARTS
+from minfer.phase9 import find_scheme
 
 GRANULES = (128, 64, 32)
 """Inner channels are dealt in such lots where that comes out even: groups of quantised columns stay whole."""
@@ -102,7 +104,10 @@ class ShardPlan:
         self.inner = deal(config.intermediate_size, place.part, place.parts, GRANULES)
         self.layers = deal(config.num_layers, place.stage, place.stages)
         self.rows = -(-config.vocab_size // place.parts)  # of the embedding and the head, padding included
+        stored = config.quantization
+        self.scheme = None if stored is None else find_scheme(stored.scheme, stored.group_size)
         self._refuse_too_many()
+        self._refuse_cut_groups()
         self.config = replace(
             config,
             num_heads=len(self.heads),
@@ -123,6 +128,18 @@ class ShardPlan:
         if place.parts > min(config.intermediate_size, config.vocab_size):
             most = min(config.intermediate_size, config.vocab_size)
             raise OptionsError(f"tensor_parallel = {place.parts}: the model's narrowest layer has {most} channels")
+
+    def _refuse_cut_groups(self) -> None:
+        """Groups of columns that are stored with one scale stay whole."""
+        size = 1 if self.scheme is None else max(map(self._columns, self.scheme.shapes(1, 1)))
+        heads, whole = channels(self.heads, self.whole.head_dim), self.whole.num_heads * self.whole.head_dim
+        for own, total in ((heads, whole), (self.inner, self.whole.intermediate_size)):
+            cut = next((at for at in (own.start, own.stop) if at % size and at != total), None)
+            if cut is not None:
+                raise OptionsError(
+                    f"tensor_parallel = {self.place.parts} cuts {total} columns at {cut}, within one of the groups of "
+                    f"{size} that the model is stored in: give fewer ranks, or the original with quantization=…"
+                )
 
     @property
     def vocabulary(self) -> range:
@@ -148,7 +165,7 @@ class ShardPlan:
 
     def name_in_whole(self, name: str) -> str:
         """The whole model's name of a parameter of the shard: layers are numbered from 0 on every stage."""
-        name = name.replace(".linear.", ".")
+        name = re.sub(r"\.(linear|quantized)\.", ".", name)
         if name == "lm_head.weight" and self.whole.tie_word_embeddings:
             return "wte.weight" if self.whole.architecture == "GPT2LMHeadModel" else "embed_tokens.weight"
         return LAYER.sub(lambda found: f"{found[1]}.{self.layers[int(found[2])]}.", name)
@@ -160,10 +177,23 @@ class ShardPlan:
         if dim == 1 and kind == "bias":
             return Part(None)  # added once, to the sum
         ranges = self._ranges(layer, path[-1] if path else "")
+        if dim == 1 and kind in PARTS:
+            ranges = self._entries(kind, ranges)
         if not ranges:
             return Part(None)
         padded = self.rows if layer in ("embed_tokens", "wte", "lm_head") else sum(map(len, ranges))
         return Part(dim, ranges, padded)
+
+    def _entries(self, kind: str, columns: Sequence[range]) -> list[range]:
+        """Where these columns are in the part `kind` of a weight that is stored quantised."""
+        each = self._columns(kind)
+        return [range(some.start // each, -(-some.stop // each)) for some in columns if each]
+
+    def _columns(self, kind: str) -> int:
+        """How many columns share an entry of the part `kind`: two a byte of codes, a group a scale; 0 means all."""
+        assert self.scheme is not None
+        shape, _ = self.scheme.shapes(1, GRANULES[0])[kind]
+        return GRANULES[0] // shape[1] if len(shape) > 1 else 0
 
     def _ranges(self, layer: str, owner: str) -> list[range]:
         """The channels of a layer that are this rank's; none if it is on all ranks as a whole."""

@@ -15,6 +15,7 @@ from minfer.phase6.names import find_scheme
 from minfer.phase6.packed_mm import Int8Pack
 from minfer.phase6.quantized_linear import QuantizedLinear
 from minfer.phase6.schemes import PerChannel, Scheme
+from minfer.phase6.stored import exchange_hollow
 
 __all__ = [
     "Engine",
@@ -28,6 +29,7 @@ __all__ = [
     "QuantizedLinear",
     "Scheme",
     "Step",
+    "exchange_hollow",
     "find_scheme",
     "unit_rows",
 ]

@@ -9,6 +9,7 @@ from minfer.core.checkpoint import Checkpoint
 from minfer.core.gpt2 import GPT2
 from minfer.core.model import Transformer
 from minfer.core.models import skeleton
+from minfer.core.stored_quantization import PARTS, StoredQuantization
 from minfer.phase6.conversion import linear_names, owner_of
 from minfer.phase6.names import find_scheme
 from minfer.phase6.quantized_linear import QuantizedLinear, frozen
@@ -16,16 +17,21 @@ from minfer.phase6.quantized_linear import QuantizedLinear, frozen
 
 def quantized_skeleton(checkpoint: Checkpoint) -> Transformer | GPT2:
     """The checkpoint's model with quantised layers where its config says so; parameters have shapes only."""
-    stored = checkpoint.config.quantization
-    assert stored is not None
-    model, scheme = skeleton(checkpoint), find_scheme(stored.scheme, stored.group_size)
+    model, stored = skeleton(checkpoint), checkpoint.config.quantization
+    if stored is not None:
+        exchange_hollow(model, stored)
+    return model
+
+
+def exchange_hollow(model: nn.Module, stored: StoredQuantization) -> None:
+    """Exchange the linear layers of a hollow model for quantised ones that are as hollow."""
+    scheme = find_scheme(stored.scheme, stored.group_size)
     with torch.device("meta"):
         for name in linear_names(model, stored.quantize_head):
             owner, leaf = owner_of(model, name)
             plain = getattr(owner, leaf)
             bias = plain.bias is not None
             setattr(owner, leaf, QuantizedLinear(plain.in_features, plain.out_features, scheme, bias))
-    return model
 
 
 def build_stored(checkpoint: Checkpoint, dtype: torch.dtype, home: Callable[[str], torch.device]) -> nn.Module:
@@ -33,8 +39,7 @@ def build_stored(checkpoint: Checkpoint, dtype: torch.dtype, home: Callable[[str
     model = quantized_skeleton(checkpoint)
     for name, source in checkpoint.plan(model).items():
         owner, leaf = owner_of(model, name)
-        as_stored = isinstance(owner, QuantizedLinear) and leaf != "bias"
-        setattr(owner, leaf, frozen(source.read(None if as_stored else dtype, home(name))))
+        setattr(owner, leaf, frozen(source.read(None if leaf in PARTS else dtype, home(name))))
     model.tie()
     model.make_tables()
     return model

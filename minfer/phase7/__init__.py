@@ -9,7 +9,16 @@ Costs     Seconds of compiling when the engine is made. It needs a C++ compiler 
 Loses     When an engine lives only for a few tokens, and for long prompts, where the products are all that matters.
 """
 
-from minfer.phase6 import PagedKVCache, PagedStep, PerChannel, QuantizedLinear, Scheme, Step, find_scheme
+from minfer.phase6 import (
+    PagedKVCache,
+    PagedStep,
+    PerChannel,
+    QuantizedLinear,
+    Scheme,
+    Step,
+    exchange_hollow,
+    find_scheme,
+)
 from minfer.phase7.compilation import Compilation
 from minfer.phase7.engine import Engine, FusionOptions
 from minfer.phase7.fused_model import FusedModel
@@ -28,5 +37,6 @@ __all__ = [
     "QuantizedLinear",
     "Scheme",
     "Step",
+    "exchange_hollow",
     "find_scheme",
 ]

@@ -19,6 +19,7 @@ from minfer.phase7 import (
     QuantizedLinear,
     Scheme,
     Step,
+    exchange_hollow,
     find_scheme,
 )
 from minfer.phase8.buckets import Bucket, Buckets
@@ -41,5 +42,6 @@ __all__ = [
     "QuantizedLinear",
     "Scheme",
     "Step",
+    "exchange_hollow",
     "find_scheme",
 ]

@@ -11,7 +11,7 @@ Loses     On a CPU, where nothing runs beside the host, so no step is launched a
           last token before the next step (see `overlap_usage`).
 """
 
-from minfer.phase8 import PagedStep, PerChannel, QuantizedLinear, Scheme, find_scheme
+from minfer.phase8 import PagedStep, PerChannel, QuantizedLinear, Scheme, exchange_hollow, find_scheme
 from minfer.phase9.copy_stream import CopyStream
 from minfer.phase9.engine import Engine
 from minfer.phase9.flight import Flight
@@ -30,5 +30,6 @@ __all__ = [
     "Scheme",
     "StreamOptions",
     "WeightStream",
+    "exchange_hollow",
     "find_scheme",
 ]

@@ -13,6 +13,7 @@ It builds on the reference of phase 9; to build on your own, import that instead
 """
 
 import os
+import re
 import threading
 import time
 import weakref
@@ -80,14 +81,15 @@ from minfer.core.checkpoint import Checkpoint, StoredTensor, TensorSource
 from minfer.core.config import ModelConfig
 from minfer.core.device import Device
 from minfer.core.entry import find
-from minfer.core.errors import CheckpointError, OptionsError
+from minfer.core.errors import OptionsError
 from minfer.core.gpt2 import GPT2
 from minfer.core.group import Group, RankError, World
 from minfer.core.models import hollow, open_model, skeleton
 from minfer.core.options import EngineOptions, make_options
 from minfer.core.sequence import FinishReason, Sequence
+from minfer.core.stored_quantization import PARTS, StoredQuantization
 from minfer.phase9 import Engine as PreviousEngine
-from minfer.phase9 import PerChannel, QuantizedLinear, Scheme, find_scheme
+from minfer.phase9 import PerChannel, QuantizedLinear, Scheme, exchange_hollow, find_scheme
 
 # ==== phase10/shard_plan.py =========================================================================================
 # ShardPlan: which slice of which parameter belongs to which rank.
@@ -112,7 +114,10 @@ class ShardPlan:
         self.inner = deal(config.intermediate_size, place.part, place.parts, GRANULES)
         self.layers = deal(config.num_layers, place.stage, place.stages)
         self.rows = -(-config.vocab_size // place.parts)  # of the embedding and the head, padding included
+        stored = config.quantization
+        self.scheme = None if stored is None else find_scheme(stored.scheme, stored.group_size)
         self._refuse_too_many()
+        self._refuse_cut_groups()
         self.config = replace(
             config,
             num_heads=len(self.heads),
@@ -133,6 +138,18 @@ class ShardPlan:
         if place.parts > min(config.intermediate_size, config.vocab_size):
             most = min(config.intermediate_size, config.vocab_size)
             raise OptionsError(f"tensor_parallel = {place.parts}: the model's narrowest layer has {most} channels")
+
+    def _refuse_cut_groups(self) -> None:
+        """Groups of columns that are stored with one scale stay whole."""
+        size = 1 if self.scheme is None else max(map(self._columns, self.scheme.shapes(1, 1)))
+        heads, whole = channels(self.heads, self.whole.head_dim), self.whole.num_heads * self.whole.head_dim
+        for own, total in ((heads, whole), (self.inner, self.whole.intermediate_size)):
+            cut = next((at for at in (own.start, own.stop) if at % size and at != total), None)
+            if cut is not None:
+                raise OptionsError(
+                    f"tensor_parallel = {self.place.parts} cuts {total} columns at {cut}, within one of the groups of "
+                    f"{size} that the model is stored in: give fewer ranks, or the original with quantization=…"
+                )
 
     @property
     def vocabulary(self) -> range:
@@ -158,7 +175,7 @@ class ShardPlan:
 
     def name_in_whole(self, name: str) -> str:
         """The whole model's name of a parameter of the shard: layers are numbered from 0 on every stage."""
-        name = name.replace(".linear.", ".")
+        name = re.sub(r"\.(linear|quantized)\.", ".", name)
         if name == "lm_head.weight" and self.whole.tie_word_embeddings:
             return "wte.weight" if self.whole.architecture == "GPT2LMHeadModel" else "embed_tokens.weight"
         return LAYER.sub(lambda found: f"{found[1]}.{self.layers[int(found[2])]}.", name)
@@ -166,6 +183,17 @@ class ShardPlan:
     def part(self, name: str) -> Part:
         """Which slice of the whole model's parameter `name` is this rank's."""
         raise NotImplementedError("P10 task 1: ShardPlan.part")
+
+    def _entries(self, kind: str, columns: AbcSequence[range]) -> list[range]:
+        """Where these columns are in the part `kind` of a weight that is stored quantised."""
+        each = self._columns(kind)
+        return [range(some.start // each, -(-some.stop // each)) for some in columns if each]
+
+    def _columns(self, kind: str) -> int:
+        """How many columns share an entry of the part `kind`: two a byte of codes, a group a scale; 0 means all."""
+        assert self.scheme is not None
+        shape, _ = self.scheme.shapes(1, GRANULES[0])[kind]
+        return GRANULES[0] // shape[1] if len(shape) > 1 else 0
 
     def _ranges(self, layer: str, owner: str) -> list[range]:
         """The channels of a layer that are this rank's; none if it is on all ranks as a whole."""
@@ -960,23 +988,22 @@ class ReplicatedEngine(PreviousEngine):
 
 def build_shard(checkpoint: Checkpoint, plan: ShardPlan, ranks: Ranks, dtype: torch.dtype, home: Home) -> Any:
     """This rank's module; `bytes_read` of it says what it took of the files. Raises `CheckpointError`."""
-    if getattr(checkpoint.config, "quantization", None) is not None:
-        raise CheckpointError(
-            f"{checkpoint.folder} is stored quantised, which cannot be dealt to ranks: load the original with "
-            "quantization=…, so that each rank quantises its own shard"
-        )
-    sources = checkpoint.plan(skeleton(checkpoint))
-    model: Any = hollow(plan.config)
+    whole, model = skeleton(checkpoint), cast(Any, hollow(plan.config))
     exchange(model, plan, ranks)
+    if checkpoint.config.quantization is not None:
+        exchange_hollow(whole, checkpoint.config.quantization)
+        exchange_quantized(model, checkpoint.config.quantization)
+    sources = checkpoint.plan(whole)
     model.bytes_read = 0
     for name, _ in list(model.named_parameters()):
         if name_of_nothing(model, name):
             place(model, name, torch.empty(0, plan.config.hidden_size, dtype=dtype, device=home(name)))
             continue
-        whole = plan.name_in_whole(name)
-        part = plan.part(whole)
-        place(model, name, read_part(sources[whole], part, dtype, home(name)))
-        model.bytes_read += part_bytes(sources[whole], part)
+        in_whole = plan.name_in_whole(name)
+        source, part = sources[in_whole], plan.part(in_whole)
+        as_stored = name.rpartition(".")[2] in PARTS
+        place(model, name, read_part(source, part, source.dtype if as_stored else dtype, home(name)))
+        model.bytes_read += part_bytes(source, part)
         ranks.say("read")
     model.tie()
     model.make_tables()
@@ -1003,6 +1030,17 @@ def exchange(model: Any, plan: ShardPlan, ranks: Ranks) -> None:
             setattr(model, names.norm, nn.Identity())
             model.lm_head = ToNextStage(ranks.world, place.rank + place.parts)
     model.tie()
+
+
+def exchange_quantized(model: Any, stored: StoredQuantization) -> None:
+    """Exchange what is stored quantised: the linear layers of a hollow shard, and a head that ranks share."""
+    exchange_hollow(model, stored)
+    head = model.lm_head
+    if stored.quantize_head and isinstance(head, VocabularyHead):
+        assert head.weight is not None
+        rows, width = head.weight.shape
+        with torch.device("meta"):
+            head.quantize(QuantizedLinear(width, rows, find_scheme(stored.scheme, stored.group_size)))
 
 
 def name_of_nothing(model: nn.Module, name: str) -> bool:

@@ -53,6 +53,7 @@ from minfer.core.gpt2 import GPT2
 from minfer.core.model import Transformer
 from minfer.core.models import skeleton
 from minfer.core.options import EngineOptions, option
+from minfer.core.stored_quantization import PARTS, StoredQuantization
 from minfer.phase5 import Engine as Phase5Engine
 from minfer.phase5 import PagedOptions
 
@@ -758,16 +759,21 @@ def find_scheme(name: str, group_size: int = GROUP_SIZES[0]) -> Scheme:
 
 def quantized_skeleton(checkpoint: Checkpoint) -> Transformer | GPT2:
     """The checkpoint's model with quantised layers where its config says so; parameters have shapes only."""
-    stored = checkpoint.config.quantization
-    assert stored is not None
-    model, scheme = skeleton(checkpoint), find_scheme(stored.scheme, stored.group_size)
+    model, stored = skeleton(checkpoint), checkpoint.config.quantization
+    if stored is not None:
+        exchange_hollow(model, stored)
+    return model
+
+
+def exchange_hollow(model: nn.Module, stored: StoredQuantization) -> None:
+    """Exchange the linear layers of a hollow model for quantised ones that are as hollow."""
+    scheme = find_scheme(stored.scheme, stored.group_size)
     with torch.device("meta"):
         for name in linear_names(model, stored.quantize_head):
             owner, leaf = owner_of(model, name)
             plain = getattr(owner, leaf)
             bias = plain.bias is not None
             setattr(owner, leaf, QuantizedLinear(plain.in_features, plain.out_features, scheme, bias))
-    return model
 
 
 def build_stored(checkpoint: Checkpoint, dtype: torch.dtype, home: Callable[[str], torch.device]) -> nn.Module:
@@ -775,8 +781,7 @@ def build_stored(checkpoint: Checkpoint, dtype: torch.dtype, home: Callable[[str
     model = quantized_skeleton(checkpoint)
     for name, source in checkpoint.plan(model).items():
         owner, leaf = owner_of(model, name)
-        as_stored = isinstance(owner, QuantizedLinear) and leaf != "bias"
-        setattr(owner, leaf, frozen(source.read(None if as_stored else dtype, home(name))))
+        setattr(owner, leaf, frozen(source.read(None if leaf in PARTS else dtype, home(name))))
     model.tie()
     model.make_tables()
     return model
