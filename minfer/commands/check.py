@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from minfer.core.errors import MinferError
-from minfer.course.grader.checking import SEED, run_tests, wrong
+from minfer.course.grader.checking import SEED, run_tests
 from minfer.course.grader.receipts import write_receipts
 from minfer.course.lessons.exercise import Exercise
 from minfer.course.lessons.files import course_root
@@ -43,7 +43,7 @@ def check(
 def _print(report: Report, exercise: Exercise, phases: Path, every: bool) -> None:
     """The first failure or all, the table, and what to do next."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    failures = wrong(report)
+    failures = report.wrong
     for entry in failures if every else failures[:1]:
         console.print(f"{entry.message}\n  {'more':<9} minfer explain {entry.code}\n")
     if failures[1:] and not every:

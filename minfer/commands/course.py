@@ -8,7 +8,7 @@ from rich.table import Table
 
 from minfer.core.errors import MinferError
 from minfer.course.lessons.budget import Budget, Spent
-from minfer.course.lessons.folder import phases_folder
+from minfer.course.lessons.files import course_root
 from minfer.course.lessons.sync import stale, write
 from minfer.course.source.library import phases
 
@@ -20,7 +20,7 @@ def sync(
     check: Annotated[bool, typer.Option("--check", help="Change nothing; fail if anything would change.")] = False,
 ) -> None:
     """Make every starter, from its phase and exercise.toml, and every diff page."""
-    folder = phases_folder()
+    folder = course_root() / "phases"
     found = stale(folder) if check else write(folder)
     for path in found:
         print(path.relative_to(folder.parent))
@@ -33,7 +33,7 @@ def sync(
 @course.command()
 def budget() -> None:
     """What each phase's Engine overrides and adds, beside what phases/course.toml allows."""
-    promise = phases_folder() / "course.toml"
+    promise = course_root() / "phases" / "course.toml"
     table = Table("phase", "class", "overridden", "new methods", "lines of code", "too much")
     for phase in phases():
         for spent in Spent.by(phase):

@@ -1,23 +1,27 @@
 """`minfer grade`: many submissions, each in processes of its own."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from minfer.core.errors import OptionsError
 from minfer.core.extras import require
 from minfer.course.grader import submissions
 from minfer.course.grader.child import Limits
-from minfer.course.grader.grader import Grader
+from minfer.course.grader.grader import Grader, Watcher
 from minfer.course.grader.submissions import Submission
 from minfer.course.lessons.files import course_root
 from minfer.course.marks.report import Report
 
 DEFAULTS = Limits()
+WIDTH = 140  # columns in a file or a pipe
+COLUMNS = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
 
 def grade(
@@ -45,23 +49,50 @@ def grade(
     limits = Limits(seconds, test_seconds, memory_gb)
     out.mkdir(parents=True, exist_ok=True)
     grades = csv or out / "grades.csv"
-    grader = Grader(course_root(), phase, out.resolve(), grades.resolve(), seed, limits, hidden and hidden.resolve())
-    console = Console(highlight=False, soft_wrap=True)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"phase {phase}", total=len(found))
-
-        def ended(submission: Submission, report: Report) -> None:
-            progress.advance(task)
-            console.print(f"{submission.name}: {report.note or report.in_words()}", markup=False)
-
-        grader.run(found, jobs, ended)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDTH)
+    progress = Progress(*COLUMNS, console=Console(stderr=True), transient=True)
+    display = Display(progress, console, f"phase {phase}", len(found))
+    root, secret = course_root(), hidden and hidden.resolve()
+    grader = Grader(root, phase, out.resolve(), grades.resolve(), seed, limits, secret, display)
+    with progress:
+        grader.run(found, jobs)
     console.print(_table(grader))
     console.print(f"{grades}; of each submission: {out}/NAME/minfer.json", markup=False)
 
 
+class Display(Watcher):
+    """A bar for all submissions and one for each that is being graded; a line for each that is done."""
+
+    def __init__(self, progress: Progress, console: Console, title: str, count: int) -> None:
+        self.progress, self.console = progress, console
+        self.all = progress.add_task(title, total=count)
+        self.bars: dict[str, TaskID] = {}
+
+    def began(self, submission: Submission) -> None:
+        """As `Watcher`."""
+        self.bars[submission.name] = self.progress.add_task(f"  {submission.name}", total=None)
+
+    def advanced(self, submission: Submission, done: int, total: int) -> None:
+        """As `Watcher`."""
+        self.progress.update(self.bars[submission.name], completed=done, total=total or None)
+
+    def ended(self, submission: Submission, report: Report, seconds: float) -> None:
+        """As `Watcher`."""
+        self.progress.remove_task(self.bars.pop(submission.name))
+        self.progress.advance(self.all)
+        said = "; ".join(filter(None, (report.in_words() if report.entries else "0 points", report.note)))
+        self.console.print(f"{submission.name}: {said} ({seconds:.0f} s)", markup=False)
+
+
 def _table(grader: Grader) -> Table:
-    table = Table("submission", "points", "tests", title=f"phase {grader.phase}", title_justify="left")
+    """A row a submission: its points, how its tests ended, and why."""
+    table = Table("submission", "points", "tests", "what happened", "seconds", title=f"phase {grader.phase}")
+    table.title_justify = "left"
+    for column in (1, 4):
+        table.columns[column].justify = "right"
     for name, report in sorted(grader.graded.items()):
         counts = ", ".join(f"{number} {status.words}" for status, number in report.counts.items())
-        table.add_row(name, f"{report.score:.3g}", "; ".join(part for part in (report.note, counts) if part))
+        why = [report.note, *(entry.in_brief for entry in report.wrong[:1])]
+        row = (name, f"{report.score:.3g}", counts, "\n".join(filter(None, why)), f"{grader.seconds[name]:.0f}")
+        table.add_row(*map(escape, row))
     return table

@@ -27,7 +27,7 @@ START_SECONDS = 60.0
 """Within which a process must have imported torch."""
 
 GRACE_SECONDS = 2.0
-"""How long after the first sign of trouble rank 0 waits for the failed rank's own words."""
+"""How long after the first sign of trouble rank 0 waits for the failed process's own words, or its end."""
 
 LAST_WORDS = 2000  # characters
 
@@ -85,6 +85,12 @@ class Process:
     def is_dead(self) -> bool:
         """Whether it has ended or failed."""
         return bool(self.error) or self.popen.poll() is not None
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for its end: whether it came."""
+        with suppress(subprocess.TimeoutExpired):
+            self.popen.wait(seconds)
+        return self.is_dead
 
     def obituary(self) -> str:
         """What it died of, in its own words if it had any."""

@@ -21,7 +21,7 @@ from minfer.core.sequence import Sequence
 from minfer.phase10.job import Job
 from minfer.phase10.launcher import TorchrunLauncher, launcher_of
 from minfer.phase10.meeting import device_of
-from minfer.phase10.processes import Process
+from minfer.phase10.processes import GRACE_SECONDS, Process
 from minfer.phase10.replica_message import Take, TakeBack, Tell, Told
 from minfer.phase10.replica_worker import run_replica
 
@@ -84,16 +84,22 @@ class Replica:
         try:
             self.link.send(message)
         except OSError as error:
-            raise RankError(f"replica {self.number} cannot be reached: {error}") from error
+            raise self.lost(error) from error
 
     def receive(self) -> Any:
         """Raises `RankError` if it is gone."""
         try:
             message = self.link.recv()
         except (EOFError, OSError) as error:
-            raise RankError(f"replica {self.number} cannot be reached: {error}") from error
+            raise self.lost(error) from error
         self.heard = time.monotonic()
         return message
+
+    def lost(self, error: Exception) -> RankError:
+        """What it died of, in its own words if it had any, where `error` is that its connection has closed."""
+        if self.process.ends_within(GRACE_SECONDS):
+            return RankError(self.process.obituary())
+        return RankError(f"replica {self.number} cannot be reached: {error}")
 
 
 class Replicas:
@@ -151,21 +157,12 @@ class Replicas:
         """What is new. `block`: wait until something is, or nobody has anything to do. Raises `RankError`."""
         busy = [replica for replica in self.all if replica.given]
         ready = wait([replica.link for replica in busy], self.timeout if block else 0) if busy else []
-        try:
-            advanced = [one for replica in busy for one in replica.advance(now)]
-        except RankError as error:
-            raise self.blame(error) from error
+        advanced = [one for replica in busy for one in replica.advance(now)]
         late = time.monotonic() - self.timeout
         for replica in busy:
             if replica.given and replica.link not in ready and replica.heard < late:
                 raise RankError(f"replica {replica.number} gave no answer for {self.timeout:g} s (rank_timeout)")
         return advanced
-
-    def blame(self, error: RankError) -> RankError:
-        """The error to raise for `error`: what the replica behind it died of, in its own words if it had any."""
-        time.sleep(0.1)
-        dead = next((replica for replica in self.all if replica.process.is_dead), None)
-        return error if dead is None else RankError(dead.process.obituary())
 
     def end(self, why: str = "the engine was closed") -> None:
         """Leave none behind; idempotent."""

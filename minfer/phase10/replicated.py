@@ -17,10 +17,10 @@ class ReplicatedEngine(PreviousEngine):
 
     replicas: Replicas | None = None
 
-    def _take_in(self) -> None:
+    def dispatch(self) -> None:
         """Deal the queue out, as long as anybody has room for another request in a step."""
         if self.replicas is None:
-            super()._take_in()
+            super().dispatch()
             return
         while self.inbox:
             own = len(self.scheduler.running) + len(self.scheduler.waiting)
@@ -71,7 +71,7 @@ class ReplicatedEngine(PreviousEngine):
         """As before, wherever the request is."""
         if self.replicas is not None and not self.in_step:
             with self.stepping, suppress(RankError):  # the next step tells
-                self._take_in()
+                self.dispatch()
                 found = [one for one in self.inbox if one.id == request_id]
                 found += [one for replica in self.replicas.all if (one := replica.take_back(request_id))]
                 for sequence in found:

@@ -93,7 +93,7 @@ class Engine(Phase4Engine):
             if self.in_step:  # the garbage collector may close a stream in the middle of a step
                 self.leaving.append(request_id)
                 return True
-            self._take_in()
+            self.dispatch()
             for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
                 if sequence.id == request_id:
                     sequence.finish(FinishReason.ABORT, self.device.clock())
@@ -141,9 +141,14 @@ class Engine(Phase4Engine):
         self.launch_next()
         return self.land() if self.launched else []
 
+    def dispatch(self) -> None:
+        """Hand on what was submitted, a hook of later phases: all of it to the scheduler."""
+        while self.inbox:
+            self.scheduler.add(self.inbox.popleft())
+
     def launch_next(self) -> None:
         """Schedule a step and give it to the device, if anybody can advance; what goes wrong is told when it lands."""
-        self._take_in()
+        self.dispatch()
         step = self.step_type(self.scheduler.schedule())
         if not step.scheduled:
             return
@@ -189,10 +194,6 @@ class Engine(Phase4Engine):
             self.start(sequence)
         else:
             self.inbox.append(sequence)
-
-    def _take_in(self) -> None:
-        while self.inbox:
-            self.scheduler.add(self.inbox.popleft())
 
     def _fail(self, step: Step, error: Exception) -> list[Sequence]:
         """A step has raised: end its request if there was only one, else find the culprit."""

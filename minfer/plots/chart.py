@@ -129,11 +129,15 @@ def _kind(text: str) -> str:
     return next(iter(text.split()), "")
 
 
+def mark(number: int) -> dict[str, str]:
+    """Marker and colour of point `number`: where the markers have all been had, they come again in another shade."""
+    return {"marker": MARKERS[number % len(MARKERS)], "color": SHADES[number // len(MARKERS) % 3]}
+
+
 def points(axes: Any, places: Mapping[str, tuple[float, float]], x: str, y: str, title: str) -> None:
     """A point for each label, told apart by its mark: names beside points that lie together would cover each other."""
     for number, (label, (across, up)) in enumerate(places.items()):
-        mark, shade = MARKERS[number % len(MARKERS)], SHADES[number // len(MARKERS) % 3]
-        axes.plot([across], [up], mark, color=shade, markersize=7, label=label)
+        axes.plot([across], [up], **mark(number), linestyle="", markersize=7, label=label)
     axes.margins(x=0.15, y=0.15)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=8, bbox_to_anchor=(1, 1), loc="upper left")

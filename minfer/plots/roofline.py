@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from minfer.plots.chart import MARKERS, SHADES, name
+from minfer.plots.chart import SHADES, mark, name
 
 NEAR = 1.25  # the ratio up to which two numbers are hardly apart on a logarithmic axis
 
@@ -43,9 +43,8 @@ def roofline(axes: Any, flops: float, bandwidth: float, steps: Mapping[str, tupl
     axes.annotate(f"ridge: {ridge:.2g} FLOPs/byte", (ridge, flops / 1e9), **below)
     for number, labels in enumerate(crowds(steps)):
         places = [steps[label] for label in labels]
-        style = {"marker": MARKERS[number % len(MARKERS)], "color": SHADES[1], "markersize": 7, "linestyle": ""}
         up = [reached / 1e9 for _, reached in places]
-        axes.plot([at for at, _ in places], up, **style, label=", ".join(labels))
+        axes.plot([at for at, _ in places], up, **mark(number), linestyle="", markersize=7, label=", ".join(labels))
     axes.set(xscale="log", yscale="log")
     axes.margins(y=0.1)
     axes.legend(frameon=False, fontsize=9, bbox_to_anchor=(1, 1), loc="upper left")

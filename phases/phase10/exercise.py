@@ -783,16 +783,22 @@ class Replica:
         try:
             self.link.send(message)
         except OSError as error:
-            raise RankError(f"replica {self.number} cannot be reached: {error}") from error
+            raise self.lost(error) from error
 
     def receive(self) -> Any:
         """Raises `RankError` if it is gone."""
         try:
             message = self.link.recv()
         except (EOFError, OSError) as error:
-            raise RankError(f"replica {self.number} cannot be reached: {error}") from error
+            raise self.lost(error) from error
         self.heard = time.monotonic()
         return message
+
+    def lost(self, error: Exception) -> RankError:
+        """What it died of, in its own words if it had any, where `error` is that its connection has closed."""
+        if self.process.ends_within(GRACE_SECONDS):
+            return RankError(self.process.obituary())
+        return RankError(f"replica {self.number} cannot be reached: {error}")
 
 
 class Replicas:
@@ -849,21 +855,12 @@ class Replicas:
         """What is new. `block`: wait until something is, or nobody has anything to do. Raises `RankError`."""
         busy = [replica for replica in self.all if replica.given]
         ready = wait([replica.link for replica in busy], self.timeout if block else 0) if busy else []
-        try:
-            advanced = [one for replica in busy for one in replica.advance(now)]
-        except RankError as error:
-            raise self.blame(error) from error
+        advanced = [one for replica in busy for one in replica.advance(now)]
         late = time.monotonic() - self.timeout
         for replica in busy:
             if replica.given and replica.link not in ready and replica.heard < late:
                 raise RankError(f"replica {replica.number} gave no answer for {self.timeout:g} s (rank_timeout)")
         return advanced
-
-    def blame(self, error: RankError) -> RankError:
-        """The error to raise for `error`: what the replica behind it died of, in its own words if it had any."""
-        time.sleep(0.1)
-        dead = next((replica for replica in self.all if replica.process.is_dead), None)
-        return error if dead is None else RankError(dead.process.obituary())
 
     def end(self, why: str = "the engine was closed") -> None:
         """Leave none behind; idempotent."""
@@ -900,10 +897,10 @@ class ReplicatedEngine(PreviousEngine):
 
     replicas: Replicas | None = None
 
-    def _take_in(self) -> None:
+    def dispatch(self) -> None:
         """Deal the queue out, as long as anybody has room for another request in a step."""
         if self.replicas is None:
-            super()._take_in()
+            super().dispatch()
             return
         while self.inbox:
             own = len(self.scheduler.running) + len(self.scheduler.waiting)
@@ -954,7 +951,7 @@ class ReplicatedEngine(PreviousEngine):
         """As before, wherever the request is."""
         if self.replicas is not None and not self.in_step:
             with self.stepping, suppress(RankError):  # the next step tells
-                self._take_in()
+                self.dispatch()
                 found = [one for one in self.inbox if one.id == request_id]
                 found += [one for replica in self.replicas.all if (one := replica.take_back(request_id))]
                 for sequence in found:

@@ -119,13 +119,26 @@ def test_what_cannot_be_done_is_one_line(args, message, minfer):
     assert err.count("\n") == 1
 
 
-def test_without_the_courses_files_the_error_says_what_to_do(minfer, monkeypatch, tmp_path):
+@pytest.mark.parametrize("command", [("start", 3), ("check", 3), ("course", "sync"), ("grade", ".", "--phase", 3)])
+def test_without_the_courses_files_the_error_says_what_to_do(command, minfer, monkeypatch, tmp_path):
     import minfer as package
 
     monkeypatch.setattr(package, "__file__", str(tmp_path / "site-packages" / "minfer" / "__init__.py"))
-    code, _, err = minfer("start", 3)
+    for other in ("tests", "phases", "site-packages/tests"):  # somebody else's
+        Path(other).mkdir(parents=True)
+    Path("pyproject.toml").touch()
+    code, _, err = minfer(*command)
     assert code == 2
-    assert "clone minfer's repository" in err
+    assert f"neither in {tmp_path / 'site-packages'}, where this minfer is, nor in {tmp_path}: clone minfer's" in err
+    assert err.count("\n") == 1
+
+
+def test_a_clone_is_found_from_its_own_folder(minfer, monkeypatch, tmp_path):
+    import minfer as package
+
+    monkeypatch.setattr(package, "__file__", str(tmp_path / "site-packages" / "minfer" / "__init__.py"))
+    monkeypatch.chdir(ROOT)
+    assert course_root() == ROOT
 
 
 def test_check_grades_the_class_of_a_cell(capsys, monkeypatch):

@@ -3,18 +3,21 @@
 import csv
 import json
 import socket
+import time
 
 import pytest
 
 import minfer
 from minfer.core.errors import MinferError
 from minfer.course.grader import submissions
-from minfer.course.grader.child import Journal, Limits
+from minfer.course.grader.child import Limits
 from minfer.course.grader.confine import namespaces
 from minfer.course.grader.excerpt import Excerpt
-from minfer.course.grader.grader import Grader, Tampered
+from minfer.course.grader.grader import Grader, Tampered, Watcher
+from minfer.course.grader.guards import Forbidden, time_limit, time_stands_still
+from minfer.course.grader.journal import Journal
 from minfer.course.grader.submissions import Submission, Unusable
-from minfer.course.marks.report import Status
+from minfer.course.marks.report import Entry, Report, Status
 from tests.course.toy import engine, toy_course
 
 ANSWER = f"{minfer.__path__[0]}/phase1/engine.py"
@@ -36,9 +39,26 @@ SAYS = {
 }
 
 
+class Told(Watcher):
+    """Notes what it is told."""
+
+    def __init__(self):
+        self.begun, self.furthest, self.seconds = [], {}, {}
+
+    def began(self, submission):
+        self.begun.append(submission.name)
+
+    def advanced(self, submission, done, total):
+        assert done >= self.furthest.get(submission.name, (0, 0))[0]
+        self.furthest[submission.name] = done, total
+
+    def ended(self, submission, report, seconds):
+        self.seconds[submission.name] = seconds
+
+
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory):
-    """A grader that has graded a folder of submissions, and what was said as they ended."""
+    """A grader that has graded a folder of submissions, and what was told meanwhile."""
     root = toy_course(tmp_path_factory.mktemp("toy"), list(SAYS))
     folder, out = tmp_path_factory.mktemp("submissions"), tmp_path_factory.mktemp("out")
     listening = socket.create_server(("127.0.0.1", 0))  # on any free port
@@ -50,11 +70,12 @@ def graded(tmp_path_factory):
     (folder / "nested" / "conftest.py").write_text("raise RuntimeError('must not be loaded')")
     (folder / "nested" / "sitecustomize.py").write_text("raise RuntimeError('must not be loaded')")
     (folder / "notes.txt").write_text("sorry")
-    grader = Grader(root, 1, out, out / "grades.csv", 17, Limits(seconds=200, test_seconds=3, memory_gb=4))
-    ended = []
+    told = Told()
+    limits = Limits(seconds=200, test_seconds=3, memory_gb=4)
+    grader = Grader(root, 1, out, out / "grades.csv", 17, limits, watcher=told)
     with listening:
-        grader.run(submissions.find(folder), 2, lambda submission, report: ended.append(submission.name))
-    return grader, ended
+        grader.run(submissions.find(folder), 2)
+    return grader, told
 
 
 def entry(grader, submission, name):
@@ -72,8 +93,13 @@ def test_a_hostile_test_ends_with_its_own_verdict(name, graded):
 
 
 def test_every_submission_has_a_result_and_a_line(graded):
-    grader, ended = graded
-    assert sorted(ended) == sorted(grader.graded) == ["hostile", "leaves", "nested", "notes"]
+    grader, told = graded
+    assert sorted(grader.graded) == sorted(told.begun) == ["hostile", "leaves", "nested", "notes"]
+    assert told.seconds == grader.seconds
+    assert {name: total for name, (_, total) in told.furthest.items()} == dict.fromkeys(
+        ("hostile", "leaves", "nested"), len(SAYS)
+    )
+    assert told.furthest["hostile"][0] > len(SAYS) / 2
     with open(grader.csv, newline="") as file:
         rows = {row["submission"]: row for row in csv.DictReader(file)}
     assert {name: float(row["score"]) for name, row in rows.items()} == {
@@ -88,6 +114,12 @@ def test_every_submission_has_a_result_and_a_line(graded):
         "2",
         "1",
     ]
+    assert {name: float(row["seconds"]) for name, row in rows.items()} == {
+        n: round(s, 1) for n, s in told.seconds.items()
+    }
+    assert rows["hostile"]["first_failure"].startswith(
+        "P1-02  says exits: the process ended by itself, with exit code 0"
+    )
     assert "with exit code 0, and left no result" in rows["leaves"]["note"]
     assert rows["notes"]["note"] == "nothing was graded: notes.txt is neither .py nor .ipynb"
     assert rows["nested"]["file"].endswith("submissions0/nested/homework/phase1.py")
@@ -128,7 +160,7 @@ def test_output_keeps_its_first_and_its_last_bytes():
 
 
 def test_a_journal_that_was_spoilt_is_read_as_far_as_it_is_whole(tmp_path):
-    journal = Journal(tmp_path / "journal.jsonl")
+    journal = Journal(tmp_path / "journal.jsonl", losses=9)
     journal.path.write_bytes(
         b'{"event": "start", "test": "a"}\nnonsense\n[1]\n{"event": "result", "entry": {"test": "x"}}\n{"ev'
     )
@@ -137,6 +169,64 @@ def test_a_journal_that_was_spoilt_is_read_as_far_as_it_is_whole(tmp_path):
     journal.path.write_bytes(journal.path.read_bytes() + b'ent": "end"}\n')
     journal.follow()
     assert journal.ended
+
+
+def planned(tmp_path, *needs, losses):
+    """A journal of tests that need others; and a way to add to it."""
+    journal = Journal(tmp_path / "journal.jsonl", losses)
+    entries = [Entry(f"t{number}", 1, f"P1-{number}", f"test {number}", needs=one) for number, one in enumerate(needs)]
+    plan = Report({"spec": "", "described": "", "sha": ""}, 17, {}, entries).as_dict()
+
+    def add(*events):
+        with open(journal.path, "a") as file:
+            file.writelines(json.dumps(event) + "\n" for event in events)
+        journal.follow()
+
+    add({"event": "plan", "report": plan})
+    return journal, add
+
+
+def result(name, status):
+    return {"event": "result", "entry": Entry(name, 1, "", "", status=status).as_dict()}
+
+
+def test_after_so_many_losses_no_later_result_counts_whenever_it_is_read(tmp_path):
+    journal, add = planned(tmp_path, *[()] * 4, losses=2)
+    add(result("t0", Status.TIMEOUT), result("t1", Status.FAILED))
+    assert not journal.is_given_up
+    add({"event": "start", "test": "t2"})
+    assert journal.blame(Status.CRASHED, "it left")
+    add(result("t3", Status.PASSED))
+    assert journal.is_given_up
+    assert journal.done == ["t0", "t1", "t2"]
+
+
+def test_a_test_that_is_over_has_no_time_limit_while_planted_mistakes_are_tried(tmp_path):
+    journal, add = planned(tmp_path, (), losses=9)
+    add({"event": "start", "test": "t0"})
+    assert (journal.running, journal.is_over) == ("t0", False)
+    add({"event": "ask", "test": "t0"})
+    assert (journal.running, journal.is_over) == ("t0", True)
+    with time_limit(0.05, "late"):
+        with time_stands_still():
+            time.sleep(0.1)
+        with pytest.raises(Forbidden, match="late"):
+            time.sleep(1)
+
+
+def test_what_needs_a_test_that_crashed_is_blocked(tmp_path):
+    journal, add = planned(tmp_path, (), ("P1-0",), ("P1-1",), (), ("P1-3",), losses=9)
+    add({"event": "start", "test": "t0"})
+    journal.blame(Status.CRASHED, "it left")
+    journal.block()
+    assert [entry.status.value for entry in journal.report.entries] == [
+        "crashed",
+        "blocked",
+        "blocked",
+        "not run",
+        "not run",
+    ]
+    assert journal.report.entries[1].message == "blocked: needs P1-0 (test 0), which did not pass"
 
 
 def test_what_cannot_be_graded_says_why(tmp_path):

@@ -9,7 +9,7 @@ import minfer
 from minfer.course.grader.checking import run_tests
 from minfer.course.lessons.exercise import Exercise
 from minfer.course.lessons.files import course_root, exercises
-from minfer.course.marks.report import Status
+from minfer.course.marks.report import Entry, Status
 from minfer.course.source.outline import Outline
 
 ROOT = course_root()
@@ -61,7 +61,7 @@ def test_marks_give_no_points_of_their_own_and_need_what_there_is(phase, planned
     tests, marks = planned[phase]
     codes = {test["code"] for test in tests}
     for test in tests:
-        assert set(test["needs"]) <= codes - {test["code"]}, test["test"]
+        assert Entry.from_dict(test).needed <= codes - {test["code"]}, test["test"]
         assert [mark.args for mark in marks[test["test"]] if mark.args or set(mark.kwargs) - {"needs"}] == []
 
 

@@ -50,6 +50,20 @@ def test_several_results_of_one_operation_are_kept(device):
     assert out.tolist() == [[5 + 1, 4 + 3], [9 + 0, 8 + 3]]
 
 
+def test_a_compiled_region_is_recorded_and_watched_as_it_was_written(device):
+    x, out = torch.zeros(3), torch.zeros(3)
+    region = torch.compile(lambda x: (x * 2).exp(), backend="eager", fullgraph=True)
+    region(x)
+    graph = device.graph(lambda: out.copy_(region(x)))
+    x.fill_(1)
+    graph.replay()
+    assert out.tolist() == pytest.approx([7.389056] * 3)
+    with device.watching():
+        got = region(x)
+    device.synchronize()
+    assert torch.equal(got, out)
+
+
 def test_what_python_rebinds_is_not_seen(device):
     held = {"x": torch.ones(2)}
     out = torch.zeros(2)

@@ -49,7 +49,12 @@ KV = """
             return ForwardBatch(input_ids, positions, self.layers[sequence.id], rows, sequences)
 """
 BASE = "from minfer.phase2 import Engine as Base\n"
+HOOK = "    def allocate(self): pass\n"
 REFUSED = {
+    "nothing of its own": (
+        f"{BASE}class Mine(Base):\n    pass\n\nclass Engine(Mine):\n    def extra(self):\n        return 1\n",
+        "Engine overrides nothing of minfer.phase2.Engine: there is nothing to grade",
+    ),
     "P0-01 typo": (
         f"{BASE}class Engine(Base):\n    def prepar(self, sequences):\n        return None\n",
         "the method 'prepar' overrides nothing and is used nowhere; did you mean 'prepare'?",
@@ -130,12 +135,12 @@ ACCEPTED = {
     "a hook and a method beside it": (
         f"{BASE}class Engine(Base):\n    def prepare_(self): pass\n    def prepare(self, s): pass\n"
     ),
-    "another name altogether": f"{BASE}class Engine(Base):\n    def grow(self): pass\n",
-    "words about a phase": f'{BASE}class Engine(Base):\n    """As minfer.phase3 does it."""\n',
-    "work under main": f"{BASE}class Engine(Base): pass\nif __name__ == '__main__':\n    Engine.load('tiny')\n",
+    "another name altogether": f"{BASE}class Engine(Base):\n    def grow(self): pass\n{HOOK}",
+    "words about a phase": f'{BASE}class Engine(Base):\n    """As minfer.phase3 does it."""\n{HOOK}',
+    "work under main": f"{BASE}class Engine(Base):\n{HOOK}if __name__ == '__main__':\n    Engine.load('tiny')\n",
     "a dataclass beside it": (
         f"from __future__ import annotations\nfrom dataclasses import dataclass\n{BASE}"
-        "@dataclass\nclass Slot:\n    n: int = 0\nclass Engine(Base):\n    pass\n"
+        f"@dataclass\nclass Slot:\n    n: int = 0\nclass Engine(Base):\n{HOOK}"
     ),
 }
 

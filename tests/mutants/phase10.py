@@ -388,10 +388,10 @@ def shared_out(engine_cls, lab):
 
 @plant("P10-13", shared_out)
 class ForgetsTheSeed(Engine):
-    def _take_in(self):
+    def dispatch(self):
         for replica in self.replicas.all if self.replicas else ():
             replica.send = partial(self.without_seed, replica)
-        super()._take_in()
+        super().dispatch()
 
     @staticmethod
     def without_seed(replica, message):
@@ -400,10 +400,10 @@ class ForgetsTheSeed(Engine):
 
 @plant("P10-13", shared_out)
 class FillsItselfFirst(Engine):
-    def _take_in(self):
+    def dispatch(self):
         if self.replicas:
             self.replicas.least_loaded = lambda own: self.replicas.all[0] if own >= self.options.max_batch else None
-        super()._take_in()
+        super().dispatch()
 
 
 def after_aborts(engine_cls, lab):

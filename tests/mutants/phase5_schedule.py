@@ -101,7 +101,7 @@ class AbortedAtTheEnd(Engine):
     """Notes the abort, and goes on until the request ends."""
 
     def abort(self, request_id):
-        self._take_in()
+        self.dispatch()
         known = [*self.scheduler.running, *self.scheduler.waiting]
         for sequence in known:
             if sequence.id == request_id:

@@ -88,6 +88,23 @@ def test_points_are_named_beside_the_figure_and_differ_by_their_marks(axes):
     assert not axes.texts
 
 
+def draw_roofline(axes, places):
+    roofline(axes, 100e9, 10e9, places, "found")
+    return axes.lines[1:]
+
+
+def draw_places(axes, places):
+    chart.points(axes, places, "rows", "time (s)", "found")
+    return axes.lines
+
+
+@pytest.mark.parametrize("draw", [draw_roofline, draw_places])
+def test_more_points_than_there_are_markers_can_still_be_told_apart(axes, draw):
+    places = {f"series {number}": (2.0**number, 3e9 * 2**number) for number in range(2 * len(chart.MARKERS))}
+    marks = [(line.get_marker(), line.get_color()) for line in draw(axes, places)]
+    assert len(set(marks)) == len(marks) == len(places)
+
+
 def test_bars_that_lie_have_the_first_on_top(axes):
     draw_ranks(axes)
     assert [bar.get_width() for bar in axes.patches] == [1.0, 2.5]

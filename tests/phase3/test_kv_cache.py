@@ -5,6 +5,7 @@ import pytest
 from minfer.core.errors import MinferError
 
 
+@pytest.mark.points(needs="P3-07/P3-10")  # else there is no cache, and the answers of the phase before are right
 def test_P3_01_positions_go_on_where_the_cache_ends(engine_cls, lab):
     model = lab.model("mha")
     (run,) = lab.run(lab.engine(engine_cls, model), lab.prompt(model, 6), lab.params(8))
@@ -47,6 +48,7 @@ def test_P3_06_a_second_call_starts_from_an_empty_cache(engine_cls, lab):
         lab.follows(run, model, "P3-06", did, "what of the first conversation is still in the cache?")
 
 
+@pytest.mark.points(needs="P3-01")
 def test_P3_12_a_second_stream_is_answered_rightly_or_refused(engine_cls, lab):
     code, hint = "P3-12", "one cache, two requests that are both half done: whose keys are in it?"
     model = lab.model()

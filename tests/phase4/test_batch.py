@@ -22,6 +22,7 @@ def answers(engine_cls, lab, model, prompts, count, code, did, hint, **options):
     return engine
 
 
+@pytest.mark.points(needs="P4-06/P4-11")  # else there is no batch, and the answers of the phase before are right
 def test_P4_01_each_row_is_read_at_its_own_last_token(engine_cls, lab):
     hint = "the rows of a padded batch end in different columns: at which of them is the logits row of each request?"
 
@@ -61,6 +62,7 @@ def test_P4_03_padding_is_never_seen(engine_cls, lab):
         lab.computes(right, model, code, "8 tokens for each of three prompts", hint)
 
 
+@pytest.mark.points(needs="P4-01")
 def test_P4_05_a_finished_row_says_nothing_more(engine_cls, lab):
     code, hint = "P4-05", "the others go on: what happens to the row of a request that has met its end token?"
     script = [9] * 12 + [lab.eos] + [7] * lab.sizes.context
@@ -88,6 +90,7 @@ def test_P4_06_as_many_steps_as_the_longest_answer(engine_cls, lab):
     lab.equal(len(scripted.record.forwarded), 5, code, did, hint)
 
 
+@pytest.mark.points(needs="P4-01")
 def test_P4_07_no_token_of_a_prompt_is_taken_for_padding(engine_cls, lab):
     hint = "what is padding is known from the lengths: the id that pads may stand in a prompt as well"
     model = lab.model()
@@ -113,6 +116,7 @@ def test_P4_08_answers_stand_in_the_order_asked(engine_cls, lab):
                 lab.follows(run, model, code, did, hint)
 
 
+@pytest.mark.points(needs="P4-01")
 def test_P4_10_each_row_has_its_own_parameters(engine_cls, lab):
     code, hint = "P4-10", "one temperature, seed, filter and bias per row: the first request's are not everybody's"
     model = lab.model("qwen2")

@@ -146,6 +146,18 @@ def test_a_replica_that_dies_ends_all_with_its_error(lab, new_children, how):
     engine.close()
 
 
+def test_a_replica_that_died_while_there_was_nothing_to_do_is_found_when_it_is_dealt_a_request(lab, new_children):
+    engine = Engine.load(str(lab.model("tied").save(lab.new_folder())), **FEW)
+    (pid,) = new_children()
+    os.kill(pid, signal.SIGKILL)
+    engine.replicas.all[0].process.listener.join()  # its output has closed
+    requests = [engine.submit([5, 6, 7], SamplingParams(max_tokens=4, ignore_eos=True)) for _ in range(2)]
+    while not all(one.finished for one in requests):
+        engine.step()
+    assert [str(one.error) for one in requests] == ["replica 1 was killed by SIGKILL"] * 2
+    assert not new_children()
+
+
 def test_what_cannot_be_is_refused_before_anything_is_started(lab, monkeypatch, new_children):
     folder = str(lab.model("llama").save(lab.new_folder()))
     with pytest.raises(OptionsError, match="replicas = 0"):

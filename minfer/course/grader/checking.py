@@ -16,7 +16,7 @@ from minfer.core.errors import MinferError
 from minfer.core.extras import require
 from minfer.course.lessons.files import course_root
 from minfer.course.marks import table
-from minfer.course.marks.report import Entry, Report, Status, read_report
+from minfer.course.marks.report import Report, read_report
 from minfer.course.source.outline import PHASE
 
 SEED = 17
@@ -99,14 +99,7 @@ class Checked:
 
     def screens(self) -> list[str]:
         """What there is to read about each test that went wrong."""
-        return [f"{entry.message}\n" for entry in wrong(self.report)]
-
-
-def wrong(report: Report) -> list[Entry]:
-    """The tests that show something wrong: not those to be done, blocked or not run. Those of the phase come first."""
-    quiet = (Status.PASSED, Status.TODO, Status.BLOCKED, Status.NOT_RUN, Status.ABSENT)
-    found = [entry for entry in report.entries if entry.status not in quiet]
-    return sorted(found, key=lambda entry: entry.code.startswith("P0"))
+        return [f"{entry.message}\n" for entry in self.report.wrong]
 
 
 def built_on(engine: type) -> int:

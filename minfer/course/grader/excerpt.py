@@ -1,7 +1,6 @@
 """Excerpt: the first and the last of what a process prints, however much that is."""
 
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import IO
 
 KEPT = 32 * 1024  # bytes, at the beginning and at the end
@@ -12,7 +11,7 @@ class Excerpt:
     """The first and the last of what a process prints; megabytes between them are dropped."""
 
     head: bytes = b""
-    tail: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
+    tail: bytes = b""
     total: int = 0
 
     def follow(self, stream: IO[bytes]) -> None:
@@ -20,7 +19,7 @@ class Excerpt:
         while part := stream.read1(65536):  # type: ignore[attr-defined]
             room = KEPT - len(self.head)
             self.head += part[:room]
-            self.tail.extend(part[room:][-KEPT:] if room < len(part) else b"")
+            self.tail = (self.tail + part[room:])[-KEPT:]
             self.total += len(part)
 
     @property
@@ -28,4 +27,4 @@ class Excerpt:
         """As text, with a word about what is left out."""
         left_out = self.total - len(self.head) - len(self.tail)
         middle = f"\n… {left_out:,} bytes left out …\n" if left_out else ""
-        return (self.head.decode(errors="replace") + middle + bytes(self.tail).decode(errors="replace")).strip()
+        return (self.head.decode(errors="replace") + middle + self.tail.decode(errors="replace")).strip()

@@ -2,9 +2,11 @@
 
 import csv
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from minfer.core.errors import MinferError
@@ -16,16 +18,32 @@ from minfer.course.lessons.files import fingerprint
 from minfer.course.marks.outputs import gradescope
 from minfer.course.marks.report import Report, Status, write_json
 
-COLUMNS = ("submission", "score", "max_score", "file", "sha", "note", "seconds")
+COLUMNS = ("submission", "score", "max_score", "file", "sha", "note", "first_failure", "seconds")
 
 
 class Tampered(MinferError):
     """The course's own files are not what they were when the grading began."""
 
 
+class Watcher:
+    """Is told how the grading goes; from the threads that grade, several at a time."""
+
+    def began(self, submission: Submission) -> None:
+        """Its turn has come."""
+
+    def advanced(self, submission: Submission, done: int, total: int) -> None:
+        """So many of its tests are done."""
+
+    def ended(self, submission: Submission, report: Report, seconds: float) -> None:
+        """Its results are written."""
+
+
 @dataclass
 class Grader:
-    """Grades submissions as `phase` with the course in `root`; each gets a folder in `out`."""
+    """Grades submissions as `phase` with the course in `root`; each gets a folder in `out`.
+
+    `graded` and `seconds` are by the submission's name: what was found, and how long finding it took.
+    """
 
     root: Path
     phase: int
@@ -34,13 +52,15 @@ class Grader:
     seed: int
     limits: Limits = field(default_factory=Limits)
     hidden: Path | None = None
+    watcher: Watcher = field(default_factory=Watcher)
     graded: dict[str, Report] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.exercise = Exercise.read(self.phase, self.root / "phases")
         self.fingerprint = fingerprint(self.root)
 
-    def run(self, submissions: Sequence[Submission], jobs: int, ended: Callable[[Submission, Report], None]) -> None:
+    def run(self, submissions: Sequence[Submission], jobs: int) -> None:
         """Grade them all, `jobs` at a time. Raises `Tampered`: then no result can be trusted."""
         with ThreadPoolExecutor(jobs) as pool:
             waiting = {pool.submit(self.grade, submission): submission for submission in submissions}
@@ -49,13 +69,21 @@ class Grader:
                     submission, report = waiting[done], done.result()
                     self._refuse_tampering(submission)
                     self._write(submission, report)
-                    ended(submission, report)
+                    self.watcher.ended(submission, report, self.seconds[submission.name])
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
 
     def grade(self, submission: Submission) -> Report:
         """One submission's report; whatever the submission does, there is one."""
+        self.watcher.began(submission)
+        since = time.monotonic()
+        try:
+            return self._grade(submission)
+        finally:
+            self.seconds[submission.name] = time.monotonic() - since
+
+    def _grade(self, submission: Submission) -> Report:
         with tempfile.TemporaryDirectory(prefix="minfer-grade-", ignore_cleanup_errors=True) as folder:
             try:
                 engine = submission.engine(self.phase)
@@ -63,7 +91,9 @@ class Grader:
             except Unusable as error:
                 return self._nothing(submission, f"nothing was graded: {error}")
             copied = copy / engine.relative_to(submission.path) if copy.is_dir() else copy
-            child = Child(self._arguments(copied), self.root, _inside(Path(folder), "child"), self.limits)
+            self.exercise.give(self.root / "phases", copied.parent)
+            told = partial(self.watcher.advanced, submission)
+            child = Child(self._arguments(copied), self.root, _inside(Path(folder), "child"), self.limits, told)
             note = child.run()
             report = child.journal.report or self._nothing(submission, note)
             report.note = report.note or note
@@ -110,9 +140,9 @@ class Grader:
         beside.replace(self.csv)
 
     def _row(self, name: str, report: Report) -> list[object]:
-        seconds = round(sum(entry.seconds for entry in report.entries), 1)
-        engine = report.engine
-        return [name, report.score, report.maximum or 100, engine.get("file", ""), engine["sha"], report.note, seconds]
+        engine, first = report.engine, next((entry.in_brief for entry in report.wrong), "")
+        graded = [name, report.score, report.maximum or 100, engine.get("file", ""), engine["sha"]]
+        return [*graded, report.note, first, round(self.seconds[name], 1)]
 
 
 def _points(report: Report, **like: object) -> float:

@@ -107,13 +107,19 @@ class Target:
         what = "the REFERENCE " if self.is_reference else ""
         return f"{what}{self.where}:{self.class_name} ({place}sha {outline.sha}{base})"
 
+    def read(self, phase: int) -> None:
+        """Look at the source, to be graded as `phase`, without running it. Raises `Refused`."""
+        if not self.is_reference:
+            outline = self.outline()
+            refuse_syntax_error(outline)
+            refuse_later_phases(outline, phase)
+
     def load(self, phase: int, seconds: float = LOAD_SECONDS) -> type:
         """The class, to be graded as `phase`; its file may take `seconds` to import. Raises `Refused`."""
         if self.is_reference:
             return _class_in(importlib.import_module(self.where), self)
+        self.read(phase)
         outline = self.outline()
-        refuse_syntax_error(outline)
-        refuse_later_phases(outline, phase)
         try:
             with import_guards(phase, seconds):
                 module = LOADERS[outline.path.suffix](outline.path) if self.is_file else self._import()
@@ -127,6 +133,7 @@ class Target:
         engine_cls = _class_in(module, self)
         refuse_ancestors(engine_cls, phase, outline.path)
         refuse_misspelt_hooks(engine_cls, outline)
+        refuse_nothing_new(engine_cls, outline.path)
         return engine_cls
 
     def _import(self) -> ModuleType:
@@ -190,12 +197,22 @@ def refuse_ancestors(engine_cls: type, phase: int, path: Path) -> None:
             raise Refused(f"{path}: {engine_cls.__name__} inherits from {where}, the answer to phase {phase}")
 
 
+def refuse_nothing_new(engine_cls: type, path: Path) -> None:
+    """Raise `Refused` if the class changes nothing of the phase that it builds on, most of whose answers are right."""
+    phases = [cls for cls in engine_cls.__mro__ if PHASE.match(cls.__module__)]
+    own = {name for cls in _own_classes(engine_cls) for name in vars(cls)}
+    changed = {name for name in own if name == "__init__" or not name.startswith("__")}
+    if phases and not any(name in vars(cls) for cls in phases for name in changed):
+        before = PHASE.match(phases[0].__module__)[0]  # type: ignore[index]
+        raise Refused(f"{path}: {engine_cls.__name__} overrides nothing of {before}.Engine: there is nothing to grade")
+
+
 def refuse_misspelt_hooks(engine_cls: type, outline: Outline) -> None:
     """Raise `Refused` if a method looks like a hook, overrides none, and is used nowhere in the file.
 
     Such a method never runs: the inherited hook does, and every test of the phase before passes.
     """
-    own = [cls for cls in engine_cls.__mro__ if not PHASE.match(cls.__module__) and cls is not object]
+    own = _own_classes(engine_cls)
     hooks = {name for cls in engine_cls.__mro__ if cls not in own for name in vars(cls) if not name.startswith("_")}
     defined = {name for cls in own for name, value in vars(cls).items() if inspect.isroutine(value) or _wraps(value)}
     for name in sorted(defined - hooks - outline.attributes_used()):
@@ -205,6 +222,11 @@ def refuse_misspelt_hooks(engine_cls: type, outline: Outline) -> None:
                 f"{outline.path}: the method {name!r} overrides nothing and is used nowhere; did you mean "
                 f"{close[0]!r}? (rename it, or the inherited {close[0]} runs instead)"
             )
+
+
+def _own_classes(engine_cls: type) -> list[type]:
+    """The class and those of its ancestors that no phase has."""
+    return [cls for cls in engine_cls.__mro__ if not PHASE.match(cls.__module__) and cls is not object]
 
 
 def _wraps(value: object) -> bool:

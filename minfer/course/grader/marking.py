@@ -12,6 +12,7 @@ import pytest
 import minfer
 from minfer.core.errors import MinferError
 from minfer.course.grader.grading import Grading
+from minfer.course.grader.guards import time_stands_still
 from minfer.course.grader.loading import Refused
 from minfer.course.marks import screens, table, worth
 from minfer.course.marks.judging import Blocked, Judgement, judge
@@ -85,17 +86,9 @@ class Marking:
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Do not run what needs something that did not pass."""
         entry = self.entries.get(item.nodeid)
-        if entry is not None and (missing := self._missing(entry)):
-            raise Blocked(f"needs {missing.code} ({missing.title}), which did not pass")
+        if entry is not None and (obstacle := self.report.obstacle(entry)):
+            raise Blocked(obstacle)
         return (yield)
-
-    def _missing(self, entry: Entry) -> Entry | None:
-        """What the test needs and has run without passing."""
-        for other in self.entries.values():
-            is_needed = other.phase == entry.phase and other.code in entry.needs
-            if is_needed and other.status not in (Status.PASSED, Status.NOT_RUN, Status.ABSENT):
-                return other
-        return None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -148,7 +141,9 @@ class Marking:
         if lab is None:
             return ()
         again = lambda: type(lab)(lab.seed, lab.new_folder, lab.test)  # noqa: E731 (draws what the test drew)
-        return self.suspects.of(item.obj, arguments, again, mismatch, entry.phase)
+        self.outputs.asked(entry.test)
+        with time_stands_still():
+            return self.suspects.of(item.obj, arguments, again, mismatch, entry.phase)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Fill in the entry."""

@@ -99,10 +99,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     grading = session.config.stash[GRADING]
     if session.config.option.collectonly:
         return
-    if not grading.is_reference:
-        preload()
     try:
         for phase in sorted({grading.phase_of(item.path) for item in session.items if is_graded(item)}):
+            grading.read(phase)  # what is refused here is refused at once
+            if not grading.is_reference:
+                preload(phase)
             grading.engine_cls(phase)
     except Refused as refusal:
         marking: Any = session.config.pluginmanager.get_plugin(NAME)

@@ -9,10 +9,10 @@ from typing import Any
 
 from minfer.core.errors import MinferError
 from minfer.course.grader.child import Child, Limits
+from minfer.course.lessons.exercise import Exercise
 from minfer.course.marks.report import Entry, Report, Status, write_json
 
 SCHEMA = 1
-FAILURES = (Status.FAILED, Status.TIMEOUT, Status.CRASHED, Status.SKIPPED)
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Receipt:
             where, class_name = split(self.spec)
             engine = folder / where.name
             engine.write_text(self.source, encoding="utf-8")
+            Exercise.read(self.entry.phase, root / "phases").give(root / "phases", folder)
             spec = f"{engine}:{class_name}" if class_name else str(engine)
             child = Child(
                 [str(root / self.entry.test), f"--engine={spec}", f"--seed={self.seed}"], root, folder, limits
@@ -79,12 +80,11 @@ def write_receipts(report: Report, folder: Path) -> list[Path]:
         return []
     text = source.read_text(encoding="utf-8", errors="replace")
     written, seen = [], Counter[str]()
-    for entry in report.entries:
-        if entry.status in FAILURES:
-            seen[entry.code] += 1
-            name = entry.code if seen[entry.code] == 1 else f"{entry.code}-{seen[entry.code]}"
-            class_name = split(report.engine["spec"])[1]
-            spec = f"{source}:{class_name}" if class_name else str(source)
-            written.append(folder / f"{name}.json")
-            write_json(written[-1], Receipt(entry, spec, text, report.seed, report.versions).as_dict())
+    for entry in report.wrong:
+        seen[entry.code] += 1
+        name = entry.code if seen[entry.code] == 1 else f"{entry.code}-{seen[entry.code]}"
+        class_name = split(report.engine["spec"])[1]
+        spec = f"{source}:{class_name}" if class_name else str(source)
+        written.append(folder / f"{name}.json")
+        write_json(written[-1], Receipt(entry, spec, text, report.seed, report.versions).as_dict())
     return written

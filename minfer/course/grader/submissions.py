@@ -30,6 +30,7 @@ class Submission:
                 raise Unusable(f"{self.path.name} is neither {' nor '.join(LOADERS)}")
             return self.path
         files = sorted(_files(self.path), key=lambda path: (len(path.parts), path.suffix != ".py", path))
+        files = [path for path in files if path.stem != f"phase{phase}_given"]
         named = [path for path in files if path.stem == f"phase{phase}"]
         if not named and len(files) != 1:
             there = ", ".join(str(path.relative_to(self.path)) for path in files[:5]) or "nothing"

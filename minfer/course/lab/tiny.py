@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from minfer.core.config import ModelConfig
-from minfer.core.models import model_class
+from minfer.core.models import hollow, model_class
 from minfer.course.lab.families import Sizes, family_facts
 from minfer.course.lab.oracle import Array, Oracle
 
@@ -29,9 +29,7 @@ class TinyModel:
         self.name, self.facts, self.seed = name, facts, seed
         self.config = ModelConfig.from_dict(facts)
         self.context = self.config.context
-        shape_of = model_class(self.config)
-        with torch.device("meta"):
-            self._shapes = shape_of(self.config)
+        self._shapes = hollow(self.config)
         self.weights = {
             self._name_in_file(name): self._draw(name, tuple(parameter.shape))
             for name, parameter in self._shapes.named_parameters()

@@ -24,6 +24,7 @@ is `raise NotImplementedError("P3 task 1: …")`, so a check that ends with the 
 blocked by that task.
 """
 
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,10 +97,16 @@ class Exercise:
             if twice:
                 raise MinferError(f"{path}: in two tasks: {', '.join(twice)}")
 
-    def files(self, folder: Path) -> list[Path]:
+    def files(self, phases: Path) -> list[Path]:
         """What a student copies: the starter, and beside it, under its own name, what is given."""
-        own = folder / f"phase{self.phase}"
+        own = phases / f"phase{self.phase}"
         return [own / STARTER, *([own / f"{self.given_module}.py"] if self.given else [])]
+
+    def give(self, phases: Path, folder: Path) -> None:
+        """Copy what is given into the folder of an engine that came without it."""
+        for source in self.files(phases)[1:]:
+            if not (folder / source.name).exists():
+                shutil.copyfile(source, folder / source.name)
 
     @property
     def given_module(self) -> str:

@@ -6,18 +6,21 @@ from pathlib import Path
 import minfer
 from minfer.core.errors import MinferError
 
-PARTS = ("tests", "phases", "pyproject.toml")
+PARTS = ("phases/course.toml", "tests", "pyproject.toml")
 GUARDED = ("tests", "pyproject.toml")  # and minfer itself
 
 
 def course_root() -> Path:
-    """The folder that holds minfer, tests and phases. Raises `MinferError` where minfer came without them."""
-    candidates = [Path(minfer.__file__).parents[1], Path.cwd()]
-    for root in candidates:
+    """The folder that holds phases and tests: that of this minfer, or the one that the command runs in.
+
+    Raises `MinferError` where neither is a clone.
+    """
+    beside = Path(minfer.__file__).parents[1]
+    for root in (beside, Path.cwd()):
         if all((root / part).exists() for part in PARTS):
             return root
     raise MinferError(
-        f"the course's tests and exercises (tests/, phases/) are not beside {Path(minfer.__file__).parent}: "
+        f"the course (phases/, tests/) is neither in {beside}, where this minfer is, nor in {Path.cwd()}: "
         "clone minfer's repository, run pip install -e '.[course]' in it, or run this command from its folder"
     )
 

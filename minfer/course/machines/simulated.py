@@ -54,7 +54,7 @@ class SimulatedDevice(CPU):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """In this context work is queued on streams, and it is seen who waits for what."""
-        with ReadsOf(self), Watch(self):
+        with uncompiled(), ReadsOf(self), Watch(self):
             yield
 
     @property
@@ -107,6 +107,11 @@ class SimulatedDevice(CPU):
         return graph
 
 
+def uncompiled() -> Any:
+    """A context in which what was compiled runs as it was written: torch compiles nothing that is seen by a mode."""
+    return torch.compiler.set_stance("force_eager")
+
+
 class SimulatedGraph(Graph):
     """Operations in their order. What they were given is held by its address only, as a card holds it."""
 
@@ -115,6 +120,7 @@ class SimulatedGraph(Graph):
         work()
         self.tape = Tape()
         with ExitStack() as modes:
+            modes.enter_context(uncompiled())
             modes.enter_context(self.tape)
             modes.enter_context(NoHostReads())
             work()

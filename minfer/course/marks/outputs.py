@@ -31,6 +31,10 @@ class Outputs:
         """A test begins."""
         self._note("start", test=test)
 
+    def asked(self, test: str) -> None:
+        """The test is over; planted mistakes are tried on what it found."""
+        self._note("ask", test=test)
+
     def ended(self, entry: Entry) -> None:
         """A test has ended."""
         self._note("result", entry=entry.as_dict())

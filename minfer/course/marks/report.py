@@ -16,6 +16,7 @@ from minfer.core.errors import MinferError
 
 SCHEMA = 1
 BROKEN = 1.0  # points that a broken promise costs
+CAME = ("raised", "got", "skipped")  # lines of a screen that say what came, where something else was expected
 ROUNDING = 6  # digits of a score: shares of points such as 8/17 sum to 100 only up to rounding
 
 
@@ -50,6 +51,7 @@ class Entry:
     points: float = 0.0
     task: int | None = None
     needs: tuple[str, ...] = ()
+    """Codes without which it shows nothing; of `P4-06/P4-11` one is enough."""
     visible: bool = True
     status: Status = Status.NOT_RUN
     message: str = ""
@@ -62,6 +64,18 @@ class Entry:
     def score(self) -> float:
         """All or nothing."""
         return self.points if self.status is Status.PASSED else 0.0
+
+    @property
+    def needed(self) -> set[str]:
+        """All codes that it needs, or one of which it needs."""
+        return {code for need in self.needs for code in need.split("/")}
+
+    @property
+    def in_brief(self) -> str:
+        """What its author reads, in one line: the test, and what came of it."""
+        lines = [line.strip().partition(" ") for line in self.message.splitlines()]
+        came = next((text.strip() for key, _, text in lines if key in CAME), "")
+        return f"{self.code}  {self.title}" + (f": {came}" if came else "")
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -90,6 +104,27 @@ class Report:
     def counted(self) -> list[Entry]:
         """The tests that make the total."""
         return [entry for entry in self.entries if entry.status is not Status.ABSENT]
+
+    @property
+    def wrong(self) -> list[Entry]:
+        """The tests that show something wrong: not those to be done, blocked or not run.
+
+        By their codes, those of the phase before those of all phases (P0).
+        """
+        quiet = (Status.PASSED, Status.TODO, Status.BLOCKED, Status.NOT_RUN, Status.ABSENT)
+        found = [entry for entry in self.entries if entry.status not in quiet]
+        return sorted(found, key=lambda entry: (entry.code.startswith("P0"), entry.code))
+
+    def obstacle(self, entry: Entry) -> str:
+        """Why the test is not to be run: what it needs has run and did not pass; empty if nothing speaks against it."""
+        for need in entry.needs:
+            found = [one for one in self.entries if one.phase == entry.phase and one.code in need.split("/")]
+            lacking = [one for one in found if one.status not in (Status.PASSED, Status.NOT_RUN, Status.ABSENT)]
+            if lacking and "/" not in need:
+                return f"needs {lacking[0].code} ({lacking[0].title}), which did not pass"
+            if lacking and len(lacking) == len(found):
+                return f"needs one of {need.replace('/', ', ')}, none of which passed"
+        return ""
 
     @property
     def broken(self) -> list[Entry]:

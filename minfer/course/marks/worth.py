@@ -55,7 +55,7 @@ def _entry(item: Any, phase: int, phases: Path, hidden: Path | None) -> Entry:
 
 
 def needs_of(item: Any) -> tuple[str, ...]:
-    """The codes that its markers name: a word or several."""
+    """What its markers name: codes, or several with a stroke between them, of which one is enough."""
     found: list[str] = []
     for marker in item.iter_markers("points"):
         needs = marker.kwargs.get("needs") or ()
@@ -75,7 +75,7 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
     waiting, ordered = list(entries), []
     while waiting:
         codes = {entry.code for entry in waiting}
-        ready = [entry for entry in waiting if not codes & set(entry.needs) - {entry.code}]
+        ready = [entry for entry in waiting if not codes & entry.needed - {entry.code}]
         if not ready:
             raise MinferError(f"tests that need each other: {', '.join(sorted(codes))}")
         ordered += ready

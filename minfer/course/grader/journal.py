@@ -1,0 +1,104 @@
+"""Journal: what the processes that grade one engine write, one JSON object a line, and their parent reads meanwhile.
+
+The plan, then for each test its start, its result, and between them that it is over and planted mistakes are tried; at
+last the end. Or that the engine was refused.
+"""
+
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from minfer.course.marks.report import Entry, Report, Status
+
+LOST = (Status.CRASHED, Status.TIMEOUT)
+
+
+class Journal:
+    """What the children of one submission have written: a report that fills.
+
+    After so many `losses` it takes in nothing more: what counts does not depend on when its reader looks.
+    """
+
+    def __init__(self, path: Path, losses: int) -> None:
+        self.path, self.losses, self.read = path, losses, 0
+        self.report: Report | None = None
+        self.by_test: dict[str, Entry] = {}
+        self.running: str | None = None
+        self.is_over = False  # the test that is running: planted mistakes are tried on what it found
+        self.ended = False
+        self.since = time.monotonic()
+        """When something was last written."""
+
+    def new_child(self) -> None:
+        """Another child begins."""
+        self.running, self.ended, self.since = None, False, time.monotonic()
+
+    def follow(self) -> None:
+        """Take in the lines that are new, as far as they are whole."""
+        if not self.path.exists():
+            return
+        with open(self.path, "rb") as file:
+            file.seek(self.read)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self.read += len(whole) + len(newline)
+        for line in whole.splitlines():
+            if self.is_given_up:
+                return
+            with suppress(ValueError, KeyError, TypeError, AttributeError):  # a line that the graded engine has spoilt
+                self._take(json.loads(line))
+            self.since = time.monotonic()
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "plan" and self.report is None:
+            self.report = Report.from_dict(event["report"])
+            self.by_test = {entry.test: entry for entry in self.report.entries}
+        elif kind == "refused":
+            self.report = self.report or Report.from_dict(event["report"])
+            self.report.note = event["note"]
+        elif kind == "start":
+            self.running, self.is_over = event["test"], False
+        elif kind == "ask":
+            self.is_over = True
+        elif kind == "result":
+            ended = Entry.from_dict(event["entry"])
+            vars(self.by_test[ended.test]).update(status=ended.status, message=ended.message)
+            vars(self.by_test[ended.test]).update(looks_like=ended.looks_like, seconds=ended.seconds)
+            self.running = None
+        elif kind == "end":
+            self.ended = True
+
+    @property
+    def done(self) -> list[str]:
+        """The tests that need not run again."""
+        return [test for test, entry in self.by_test.items() if entry.status is not Status.NOT_RUN]
+
+    @property
+    def lost(self) -> list[Entry]:
+        """The tests that crashed or did not end."""
+        return [entry for entry in self.by_test.values() if entry.status in LOST]
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether that is all that is to be known."""
+        return len(self.lost) >= self.losses
+
+    def blame(self, status: Status, why: str) -> bool:
+        """Mark the test that had started last; False if there is none."""
+        entry = self.by_test.get(self.running or "")
+        if entry is None:
+            return False
+        entry.status, entry.message = status, f"{entry.code}  {entry.title}\n  {'raised':<9} {why}"
+        entry.seconds = round(time.monotonic() - self.since, 3)
+        self.running = None
+        return True
+
+    def block(self) -> None:
+        """Mark what needs a test that did not pass: another child would not know of it."""
+        if self.report is None:
+            return
+        for entry in self.report.entries:  # each comes after those that it needs
+            if entry.status is Status.NOT_RUN and (obstacle := self.report.obstacle(entry)):
+                entry.status, entry.message = Status.BLOCKED, f"blocked: {obstacle}"
