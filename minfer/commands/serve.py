@@ -77,12 +77,11 @@ def serve(
         parse_slo(slo) if slo else None,
     )
     bound = listen(host, port)
-    _log(quiet)
     console = Console(stderr=True)
     if host not in LOCAL and not api_key:
         console.print("minfer: warning: other machines can use this server, and no --api-key was given", style="yellow")
     name = f"{service.about.model}, phase {phase}"
-    with _loading(console, name, url_of(bound)) as when_ready:
+    with _logs(quiet), _loading(console, name, url_of(bound)) as when_ready:
         Server(service, api_key).serve_until_stopped(bound, when_ready)
 
 
@@ -126,15 +125,31 @@ def _options(phase: int, flags: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _log(quiet: bool) -> None:
-    """One line of JSON for each request, without its text; warnings and errors in words. All on standard error."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    access = logging.getLogger("minfer.access")
-    access.handlers, access.propagate = [handler], False
+@contextmanager
+def _logs(quiet: bool) -> Iterator[None]:
+    """One line of JSON for each request, without its text; warnings and errors in words. All on standard error.
+
+    At the end the loggers are as they were: the process may go on, with another standard error.
+    """
+    access, others = logging.getLogger("minfer.access"), [*map(logging.getLogger, ("minfer.serve", "uvicorn.error"))]
+    before = [(one, one.handlers, one.propagate, one.level) for one in (access, *others)]
+    access.handlers = [_handler("%(message)s")]
     access.setLevel(logging.WARNING if quiet else logging.INFO)
-    worded = logging.StreamHandler(sys.stderr)
-    worded.setFormatter(logging.Formatter("minfer: %(levelname)s: %(message)s"))
-    for name in ("minfer.serve", "uvicorn.error"):
-        logging.getLogger(name).handlers = [worded]
-        logging.getLogger(name).propagate = False
+    worded = _handler("minfer: %(levelname)s: %(message)s")
+    for one in others:
+        one.handlers = [worded]
+    for one in (access, *others):
+        one.propagate = False
+    try:
+        yield
+    finally:
+        for one, handlers, propagate, level in before:
+            one.handlers, one.propagate = handlers, propagate
+            one.setLevel(level)
+
+
+def _handler(form: str) -> logging.Handler:
+    """Writes records of that form to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(form))
+    return handler

@@ -52,7 +52,9 @@ def run_engine(phase, spec, outcomes, *more):
 
 def run(phase, plugins, *more, quiet=True):
     arguments = [f"{ROOT}/tests/phase{phase}", f"--rootdir={ROOT}", f"--config-file={ROOT}/pyproject.toml", *more]
-    needless = ["cacheprovider", "timeout", "unraisableexception", "threadexception"]  # two collect all garbage
+    needless = ["cacheprovider", "unraisableexception", "threadexception"]  # two collect all garbage
     if quiet:
-        needless.append("terminal")
-    return pytest.main([*arguments, *(f"-pno:{plugin}" for plugin in needless)], plugins=plugins)
+        needless += ["terminal", "doctest", "junitxml", "pastebin", "setuponly", "setupplan", "stepwise"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # each of hundreds of runs would look for them
+        return pytest.main([*arguments, *(f"-pno:{plugin}" for plugin in needless)], plugins=plugins)

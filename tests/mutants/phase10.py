@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ MUTANTS = Mutants(phase=10)
 plant = MUTANTS.plant
 
 
+@cache
 def answer(family="llama", tensor=2, pipeline=1, **params):
     """The logits of some steps, dealt."""
 

@@ -5,6 +5,7 @@ import time
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -393,6 +394,7 @@ class ProfilesGreedily(Engine):
 # ---- the trace -------------------------------------------------------------------------------------------------------
 
 
+@cache
 def traced(*counts, fail_at=None):
     def probe(engine_cls, lab):
         path = lab.new_folder() / "trace.json"
@@ -605,6 +607,7 @@ class CompiledSoFar(OtherFacts):
         return facts._replace(recompiles=self.compilation.graphs)
 
 
+@cache
 def cost(family="llama"):
     def probe(engine_cls, lab):
         model = lab.model(family)
@@ -758,6 +761,7 @@ class OldTimesOfAStopwatch(Exchanged):
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
+@cache
 def memory(family):
     def probe(engine_cls, lab):
         engine = lab.engine(engine_cls, lab.model(family), block_size=4, num_blocks=10)

@@ -1,5 +1,7 @@
 """More mistakes of phase 11: bytes between ranks that are not all or not this rank's, counters of another moment."""
 
+from functools import cache
+
 from minfer.phase10 import Communication
 from minfer.phase10.ranks import Ranks
 from minfer.phase11 import Engine, profile
@@ -14,6 +16,7 @@ MUTANTS = Mutants(phase=11)
 plant = MUTANTS.plant
 
 
+@cache
 def traffic(tensor, pipeline):
     """What the log says of a prompt and two decodes, dealt."""
 

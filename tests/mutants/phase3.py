@@ -1,5 +1,7 @@
 """Mistakes of phase 3: positions, masks, what is kept, what is seen."""
 
+from functools import cache
+
 import torch
 
 from minfer.core.attention import Visible
@@ -24,6 +26,7 @@ class OtherCache(Engine):
         self.cache = self.Cache(self.config, self.dtype, self.device.torch_device)
 
 
+@cache
 def continued(length=5, chunk=(7, 8, 9), family="llama"):
     """The last logits after a chunk of several tokens that follows a cached prefix."""
 

@@ -1,5 +1,7 @@
 """Mistakes of phase 8: buffers, buckets, padding, what is replayed and what is said of it."""
 
+from functools import cache
+
 import torch
 
 from minfer.course.machines.simulated import SimulatedDevice
@@ -13,6 +15,7 @@ MUTANTS = Mutants(phase=8)
 plant = MUTANTS.plant
 
 
+@cache
 def replayed(lengths=(5, 9, 3), counts=(6, 9, 4), look=lambda serving: None, again=(), family="llama", **options):
     """All that is seen of some requests on a simulated card: tokens, logits, replays, what is said of them."""
 

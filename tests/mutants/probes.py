@@ -1,10 +1,13 @@
 """Probes: what an engine is seen to do. Two engines that do the same have equal outcomes."""
 
+from functools import cache
+
 import numpy as np
 
 from minfer.core.params import SamplingParams
 
 
+@cache
 def logits(family="llama", length=9, steps=6, calls=1):
     """The tokens, and the logits of every step, of some greedy answers in a row."""
 
@@ -43,6 +46,7 @@ def pieces(answer, spelled, **asked):
     return probe
 
 
+@cache
 def draws(probabilities, seeds=100, **asked):
     """What is drawn from a row of probabilities, seed by seed."""
 
@@ -54,6 +58,7 @@ def draws(probabilities, seeds=100, **asked):
     return probe
 
 
+@cache
 def greedy(values, **asked):
     """The greedy answer to the prompt [5] of a model whose logits of tokens 5, 6 … are always `values`."""
 
@@ -67,6 +72,7 @@ def greedy(values, **asked):
     return probe
 
 
+@cache
 def sampled_answer(repeat=2, **asked):
     """Answers, one after another, that are drawn at a high temperature."""
 

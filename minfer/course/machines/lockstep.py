@@ -2,8 +2,9 @@
 
     engine_cls.load(folder, tensor_parallel=2, ranks=Lockstep())
 
-Every call is written down with its rank and its place in the code. Ranks that meet in different operations, or of which
-one does not come at all, fail with what each of them was at: where processes would hang, or go on with other numbers.
+Every call is written down with its rank and its place in the code. Ranks that meet in different operations, that all
+wait for each other, or of which one does not come at all, fail with what each of them was at: where processes would
+hang, or go on with other numbers.
 """
 
 import sys
@@ -19,8 +20,9 @@ from torch import Tensor
 
 from minfer.core.group import Group, RankError, World
 
-PATIENCE = 5.0
-"""Seconds: within which the ranks of a tiny model meet, whatever else the machine does."""
+PATIENCE = 30.0
+"""Seconds: within which the ranks of a tiny model meet, whatever else the machine does. Where none can come any more
+nobody waits so long."""
 
 OWN_FILES = ("lockstep.py", "group.py")
 
@@ -54,6 +56,8 @@ class Lockstep(World):
         self.ended = False
         self.meetings: dict[tuple[tuple[int, ...], int], Meeting] = {}
         self.made: dict[tuple[int, tuple[int, ...]], int] = defaultdict(int)
+        self.running = 1  # ranks that may still say something
+        self.waiting: dict[threading.Thread, tuple[Call, Callable[[], bool]]] = {}  # of them, and for what
         self.letters: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
 
     def start(self, size: int, work: Callable[[int], None]) -> None:
@@ -66,7 +70,10 @@ class Lockstep(World):
                 self.fail("" if self.ended else str(error))
             except BaseException:
                 self.fail(f"rank {rank} failed:\n{traceback.format_exc()}")
+            finally:
+                self.leave()
 
+        self.running += size - 1
         for rank in range(1, size):
             self.threads.append(threading.Thread(target=run, args=(rank,), daemon=True, name=f"rank {rank}"))
             self.threads[-1].start()
@@ -86,6 +93,12 @@ class Lockstep(World):
             self.failed = self.failed or said
             self.changed.notify_all()
 
+    def leave(self) -> None:
+        """A rank's thread has done its work."""
+        with self.changed:
+            self.running -= 1
+            self.changed.notify_all()
+
     def failure(self) -> str:
         """As `World`."""
         return self.failed
@@ -99,15 +112,24 @@ class Lockstep(World):
             if thread is not threading.current_thread():
                 thread.join(PATIENCE)
 
-    def wait(self, until: Callable[[], bool], patience: float | None, late: Callable[[], str]) -> None:
-        """Until that is true; `changed` is held. Raises `RankError` if a rank failed, or none came in time."""
-        here = self.changed.wait_for(lambda: until() or self.failed or self.ended, patience)
-        if until():
-            return
-        if not here:
-            self.failed = late()
+    def wait(self, call: Call, until: Callable[[], bool], patience: float | None, late: Callable[[], str]) -> None:
+        """Until that is true; `changed` is held. Raises `RankError` if a rank failed, or none comes, or none can."""
+        self.waiting[threading.current_thread()] = call, until
+        self.changed.wait_for(lambda: until() or self.failed or self.ended or self.stuck(), patience)
+        why = "" if until() else self.failed or ("the ranks have ended" if self.ended else self.stuck() or late())
+        del self.waiting[threading.current_thread()]
+        if why and not self.ended:
+            self.failed = why
             self.changed.notify_all()
-        raise RankError(self.failed or "the ranks have ended")
+        if why:
+            raise RankError(why)
+
+    def stuck(self) -> str:
+        """What they are at, if all that run wait, and for nothing that is there; else empty."""
+        calls, awaited = zip(*self.waiting.values(), strict=True)
+        if len(calls) < self.running or any(until() for until in awaited):
+            return ""
+        return f"{'; '.join(sorted(map(str, calls)))}: all wait, and for each other"
 
 
 class Meeting:
@@ -127,7 +149,7 @@ class Meeting:
             self.brought[number][call.rank] = x.detach().clone()
             self.world.changed.notify_all()
             brought = self.brought[number]
-            self.world.wait(lambda: len(brought) == len(self.members), patience, lambda: self.late(number))
+            self.world.wait(call, lambda: len(brought) == len(self.members), patience, lambda: self.late(number))
             calls = [self.said[rank][number] for rank in self.members]
             if len({one.what for one in calls}) > 1:
                 self.world.failed = self.world.failed or "the ranks disagree: " + "; ".join(map(str, calls))
@@ -182,7 +204,8 @@ class LockstepGroup(Group):
         with world.changed:
             world.calls.append(call)
             letters = world.letters[self.meeting.members[source], self.world_rank]
-            world.wait(lambda: len(letters) > 0, PATIENCE, lambda: f"waited {PATIENCE:g} s: {call}; nothing was sent")
+            late = f"waited {PATIENCE:g} s: {call}; nothing was sent"
+            world.wait(call, lambda: len(letters) > 0, PATIENCE, lambda: late)
             letter = letters.popleft()
         if letter.shape != x.shape:
             raise RankError(f"{call}: what was sent has shape {tuple(letter.shape)}")
