@@ -1,6 +1,5 @@
 """Probes of phases 4 and 5: what is seen of requests in one batch, and of those that are served step by step."""
 
-
 from minfer.core.params import SamplingParams
 from tests.mutants.probes import ids
 
