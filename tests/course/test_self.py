@@ -70,6 +70,18 @@ def test_a_reference_scores_all():
     assert (report.score, report.maximum) == (100, 100)
 
 
+@pytest.mark.parametrize("phase", [3, 4])
+def test_what_the_phase_before_answers_rightly_gives_no_points(phase, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        f"from minfer.phase{phase - 1} import Engine\n\n\nclass Engine(Engine):\n"
+        "    def release(self, sequence):\n        super().release(sequence)\n"
+    )
+    report = run_tests(phase, ROOT, [f"--engine={path}"])
+    assert report.score == 0
+    assert report.counts.keys() == {Status.FAILED, Status.BLOCKED}
+
+
 def test_no_test_and_no_tool_of_the_course_names_a_later_phase():
     """What runs is held to it by the plugin, which hides later phases from every test."""
     for phase in range(1, minfer.NEWEST_PHASE + 1):
