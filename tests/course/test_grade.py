@@ -149,6 +149,23 @@ def test_the_course_is_watched(graded, tmp_path):
     grader._refuse_tampering(Submission("nobody", tmp_path))
 
 
+def test_what_ends_the_grading_early_ends_what_is_being_graded(tmp_path):
+    root = toy_course(tmp_path / "toy", ["one", "two"])
+    folder = tmp_path / "submissions"
+    folder.mkdir()
+    engine(folder / "endless.py", "import time", one="time.sleep(1000)")
+    (folder / "notes.txt").touch()
+
+    class Impatient(Watcher):
+        def ended(self, submission, report, seconds):
+            raise KeyboardInterrupt
+
+    grader = Grader(root, 1, tmp_path, tmp_path / "grades.csv", 17, Limits(1000, 1000), watcher=Impatient())
+    with pytest.raises(KeyboardInterrupt):
+        grader.run(submissions.find(folder), 2)
+    assert [*grader.graded] == ["notes"]
+
+
 def test_output_keeps_its_first_and_its_last_bytes():
     import io
 

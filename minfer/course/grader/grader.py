@@ -25,8 +25,12 @@ class Tampered(MinferError):
     """The course's own files are not what they were when the grading began."""
 
 
+class Interrupted(Exception):
+    """The grading ends early: what is being graded is given up."""
+
+
 class Watcher:
-    """Is told how the grading goes; from the threads that grade, several at a time."""
+    """Is told how the grading goes: of a submission that begins or advances by the thread that grades it."""
 
     def began(self, submission: Submission) -> None:
         """Its turn has come."""
@@ -59,6 +63,7 @@ class Grader:
     def __post_init__(self) -> None:
         self.exercise = Exercise.read(self.phase, self.root / "phases")
         self.fingerprint = fingerprint(self.root)
+        self.is_ending = False
 
     def run(self, submissions: Sequence[Submission], jobs: int) -> None:
         """Grade them all, `jobs` at a time. Raises `Tampered`: then no result can be trusted."""
@@ -71,6 +76,7 @@ class Grader:
                     self._write(submission, report)
                     self.watcher.ended(submission, report, self.seconds[submission.name])
             except BaseException:
+                self.is_ending = True
                 pool.shutdown(cancel_futures=True)
                 raise
 
@@ -92,7 +98,7 @@ class Grader:
                 return self._nothing(submission, f"nothing was graded: {error}")
             copied = copy / engine.relative_to(submission.path) if copy.is_dir() else copy
             self.exercise.give(self.root / "phases", copied.parent)
-            told = partial(self.watcher.advanced, submission)
+            told = partial(self._advanced, submission)
             child = Child(self._arguments(copied), self.root, _inside(Path(folder), "child"), self.limits, told)
             note = child.run()
             report = child.journal.report or self._nothing(submission, note)
@@ -100,6 +106,11 @@ class Grader:
             _rename(report, str(copied), str(engine))
             self._note_output(submission, child.output.text)
             return report
+
+    def _advanced(self, submission: Submission, done: int, total: int) -> None:
+        if self.is_ending:
+            raise Interrupted
+        self.watcher.advanced(submission, done, total)
 
     def _arguments(self, engine: Path) -> list[str]:
         more = [f"--hidden={self.hidden}"] if self.hidden else []
