@@ -74,7 +74,6 @@ RUN = {  # what a process is started for, and torch is imported, which takes two
     "skips": handed(
         after("forward", "pytest.skip()", "import pytest"), 0, {Status.SKIPPED: 2, Status.BLOCKED: 2}, "by the engine"
     ),
-    "leaves": handed("import os\nos._exit(0)\n", 0, NOTHING, "nothing was graded: the process ended by itself"),
 }
 READ = {  # what is refused when it has been read
     "imports": handed("from minfer.phase1 import Engine\n", 0, NOTHING, "minfer.phase1 is the answer"),
@@ -82,6 +81,7 @@ READ = {  # what is refused when it has been read
     "unreadable": handed("class Engine:\n  def(", 0, NOTHING, "invalid syntax"),
     "torn": handed('{"cells": [', 0, {}, "is not a notebook of format 4", name="phase1.ipynb"),
     "letter": handed("sorry", 0, {}, "there is no phase1.py or phase1.ipynb in it (but nothing)", name="letter.txt"),
+    "others": Handed({"phase2.py": STARTER, "phase3.py": STARTER}, 0, {}, "in it (but phase2.py, phase3.py)"),
     "several": Handed({"a.py": REFERENCE, "b.py": STARTER}, 0, {}, "in it (but a.py, b.py)"),
     "course": Handed({"minfer/phase1.py": REFERENCE}, 0, {}, "in it (but nothing)"),
     "nothing": Handed({}, 0, {}, "in it (but nothing)"),
@@ -89,7 +89,7 @@ READ = {  # what is refused when it has been read
     "large": handed(REFERENCE, 0, {}, "it has 201 MB, more than 200"),
 }
 HANDED = {**RUN, **READ}
-AGAIN = ("right", "exits", "skips", *READ)
+AGAIN = ("right", "exits", *READ)
 
 
 @pytest.fixture(scope="module")
