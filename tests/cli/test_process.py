@@ -12,6 +12,7 @@ import pytest
 import minfer
 
 MINFER = [sys.executable, "-m", "minfer"]
+PATIENCE = 100  # seconds: only what hangs takes so long
 ENDLESS = ["generate", "the sea", "--max-tokens", "none", "--ignore-eos", "--phase", "1"]
 
 
@@ -39,7 +40,7 @@ def test_ctrl_c_ends_a_stream_without_a_traceback(start, folder):
     process = start(*ENDLESS, "-m", folder, preexec_fn=heeded)
     assert process.stdout.read(5)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (130, b"\n")
 
 
@@ -48,7 +49,7 @@ def test_a_reader_that_leaves_is_no_error(start, folder):
     assert process.stdout.read(5)
     process.stdout.close()
     assert process.stderr.read() == b""
-    assert process.wait(30) == 1
+    assert process.wait(PATIENCE) == 1
 
 
 @pytest.mark.parametrize("command", ["--help", "--version", "models"])
@@ -58,7 +59,7 @@ def test_a_closed_pipe_is_no_error(start, command):
     process = start(command, stdout=writer)
     os.close(writer)
     assert process.stderr.read() == b""
-    assert process.wait(30) == 1
+    assert process.wait(PATIENCE) == 1
 
 
 def test_python_m_and_the_script_are_the_same_command(start, monkeypatch):

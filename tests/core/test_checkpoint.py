@@ -441,7 +441,7 @@ class TestMemory:
         a, b, c = (torch.ones(shape, dtype=torch.bfloat16) for shape in ((3072, 4096), (3072, 4096), (4096, 3072)))
         save_file({"a": a, "b": b, "c": c}, tmp_path / "x.safetensors")
         command = [sys.executable, "-c", PEAK_SCRIPT, str(tmp_path / "x.safetensors")]
-        result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
         fresh, in_place = (int(line) for line in result.stdout.split())
         weights = 3 * 3072 * 4096 * 4
         assert fresh < weights * 1.02, f"{fresh / 1e6:.0f} MB of memory for {weights / 1e6:.0f} MB of weights"

@@ -95,7 +95,7 @@ def peaks(tmp_path_factory):
     runs = [(*case, 2) for case in CASES] + [(*CASES[1], 1)]
     loads = json.dumps([[str(root / f"{shape}-{stored}"), wanted, phase] for shape, stored, wanted, phase in runs])
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, loads], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", PROBE, loads], capture_output=True, text=True, timeout=200, check=False
     )
     shutil.rmtree(root)
     lines = done.stdout.splitlines()

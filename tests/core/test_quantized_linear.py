@@ -214,7 +214,7 @@ SHAPES = [
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
 def test_the_bytes_that_a_layer_says_are_those_that_the_allocator_gave():
     command = [sys.executable, "-c", MEASURE, repr(SHAPES)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=200)
     if "mallinfo2" in result.stderr:
         pytest.skip("this C library has no mallinfo2")
     lines = result.stdout.splitlines()

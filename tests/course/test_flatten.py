@@ -14,10 +14,25 @@ from tests.meta.in_process import Outcomes, run_engine
 QUICK = "test_P0_20 or test_P0_29"  # every family at every step; log-probabilities, which run beside the cache
 
 
+class Flat(dict):
+    """The text of each phase, made when first asked for."""
+
+    def __missing__(self, phase):
+        self[phase] = flatten(phase)
+        return self[phase]
+
+    def items(self):
+        """Of all phases."""
+        return [(phase, self[phase]) for phase in phases()]
+
+    def values(self):
+        """Of all phases."""
+        return [text for _, text in self.items()]
+
+
 @pytest.fixture(scope="module")
 def flat():
-    """The text of each phase, made once."""
-    return {phase: flatten(phase) for phase in phases()}
+    return Flat()
 
 
 def test_no_phase_is_needed_and_none_is_inherited_from(flat):

@@ -73,7 +73,7 @@ def run_line(line):
             code = main(shlex.split(line)[1:])
         assert code == 0, f"{line}\n{made.getvalue()}"
         return made.getvalue()
-    done = subprocess.run(["bash", "-ec", line], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(["bash", "-ec", line], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, f"{line}\n{done.stderr}"
     return done.stdout + done.stderr
 

@@ -17,7 +17,7 @@ from minfer.phase10.shard_plan import Part
 from tests.mutants import probes
 from tests.mutants.planting import Mutants
 from tests.phase10.dealt import Dealt
-from tests.phase10.test_replicas import asked, running, two
+from tests.phase10.test_replicas import asked, running, share_out, two
 
 MUTANTS = Mutants(phase=10)
 plant = MUTANTS.plant
@@ -380,10 +380,7 @@ def shared_out(engine_cls, lab):
     """What two replicas answer, and how many of six requests each has."""
     with two(engine_cls, lab) as (model, engine):
         answers = [one.token_ids for one in engine.generate(*asked(lab, model))]
-        for _ in range(6):
-            engine.submit([5, 6, 7], lab.params(30))
-        for _ in range(3):
-            engine.step()
+        share_out(engine, lab)
         return answers, running(engine)
 
 
@@ -410,9 +407,7 @@ class FillsItselfFirst(Engine):
 def after_aborts(engine_cls, lab):
     """Who still computes when all requests were aborted."""
     with two(engine_cls, lab) as (_, engine):
-        requests = [engine.submit([5, 6, 7], lab.params(60)) for _ in range(6)]
-        for _ in range(3):
-            engine.step()
+        requests = share_out(engine, lab, 60)
         return [engine.abort(one.id) for one in requests], running(engine)
 
 

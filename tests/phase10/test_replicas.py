@@ -9,7 +9,7 @@ What these tests ask, beside what `tests/phase5/serving.py` says:
 
 from contextlib import contextmanager
 
-FEW = {"replicas": 2, "max_batch": 4, "graph_batch": 0, "num_blocks": 40, "block_size": 4}
+FEW = {"replicas": 2, "max_batch": 4, "graph_batch": 0, "num_blocks": 40, "block_size": 4, "rank_timeout": 60.0}
 
 
 @contextmanager
@@ -29,6 +29,16 @@ def running(engine):
     return [len(one["running"]) for one in (state, *state["replicas"])]
 
 
+def share_out(engine, lab, tokens=45):
+    """Six requests, longer than all that is waited for, and the steps until each replica has read of its three."""
+    requests = [engine.submit([5, 6, 7], lab.params(tokens)) for _ in range(6)]
+    for _ in range(20):  # a replica reads of its requests when its step has ended
+        engine.step()
+        if running(engine) == [3, 3]:
+            break
+    return requests
+
+
 def asked(lab, model):
     """Prompts and parameters of ten requests, every other one sampled."""
     prompts = [lab.prompt(model, 3 + number % 5) for number in range(10)]
@@ -44,12 +54,7 @@ def test_P10_13_one_queue_is_dealt_evenly_and_all_answer_alike(engine_cls, lab):
         together = engine.generate(prompts, params)
         for number, (got, want) in enumerate(zip(together, alone, strict=True)):
             lab.equal(got.token_ids, want.token_ids, code, f"{did}; compared request {number} with one engine's", hint)
-        for _ in range(6):
-            engine.submit([5, 6, 7], lab.params(45))  # longer than all that is waited for
-        for _ in range(20):  # a replica reads of its requests when its step has ended
-            engine.step()
-            if running(engine) == [3, 3]:
-                break
+        share_out(engine, lab)
         lab.equal(running(engine), [3, 3], code, f"{did}; asked who has how many of 6 requests", hint)
 
 
@@ -57,9 +62,7 @@ def test_P10_14_an_abort_reaches_whoever_has_the_request(engine_cls, lab):
     code, hint = "P10-14", "nobody reads the answer: whoever computes it has to be told, and frees its blocks"
     with two(engine_cls, lab) as (_, engine):
         did = "loaded llama with replicas=2; aborted 6 requests of 6"
-        requests = [engine.submit([5, 6, 7], lab.params(60)) for _ in range(6)]
-        for _ in range(3):
-            engine.step()
+        requests = share_out(engine, lab, 60)
         aborted = [engine.abort(one.id) for one in requests]
         lab.equal(aborted, [True] * 6, code, f"{did}; looked what abort returned", hint)
         lab.equal([one.finished for one in requests], [True] * 6, code, f"{did}; looked whether they have ended", hint)

@@ -19,7 +19,7 @@ def is_running(pid):
     return pid in [running for running, _ in _running()]
 
 
-def gone(pids, seconds=5.0):
+def gone(pids, seconds=30.0):
     """Whether all are gone, or go within so many seconds."""
     deadline = time.monotonic() + seconds
     while any(map(is_running, pids)):

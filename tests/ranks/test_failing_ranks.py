@@ -5,12 +5,12 @@ import time
 import pytest
 import torch
 
-from minfer.phase10 import Engine, RankError, launcher
+from minfer.phase10 import Engine, RankError, launcher, processes
 from tests.ranks.dying import DIES, run_dying
 from tests.ranks.processes import children, gone
 
-SECONDS = 20
-TIMEOUT = 6.0
+SECONDS = 60
+TIMEOUT = 4.0
 SAID = {
     "raises": "ArithmeticError: planted in a rank",
     "exits": "rank 1 exited with code 7",
@@ -29,6 +29,8 @@ def dying(monkeypatch):
 
     def plant(case):
         monkeypatch.setattr(launcher, "run_rank", run_dying)
+        if "hangs" in case:
+            monkeypatch.setattr(processes, "GRACE_SECONDS", 0.2)  # for the words of a rank that says none
         monkeypatch.setenv(DIES, case)
 
     return plant

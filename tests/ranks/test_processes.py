@@ -94,7 +94,7 @@ def test_under_torchrun_the_ranks_that_are_there_are_used(lab, tmp_path):
 
 def python(*args, text=None):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *args], input=text, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, *args], input=text, env=env, capture_output=True, text=True, timeout=200)
 
 
 # ---- what is refused before anything is started ----------------------------------------------------------------------

@@ -125,7 +125,7 @@ def test_a_replica_may_be_dealt_to_ranks_and_leaves_none_behind(lab, new_childre
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_replica_that_dies_ends_all_with_its_error(lab, new_children, how):
-    patience = 4.0
+    patience = 4.0 if how == "stopped" else 60.0
     engine = Engine.load(str(lab.model("tied").save(lab.new_folder())), rank_timeout=patience, **FEW)
     requests = [engine.submit([5, 6, 7], SamplingParams(max_tokens=None, ignore_eos=True)) for _ in range(3)]
     engine.step()
@@ -134,7 +134,7 @@ def test_a_replica_that_dies_ends_all_with_its_error(lab, new_children, how):
     started = time.monotonic()
     while not all(one.finished for one in requests):
         engine.step()
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 50
     lost = [one for one in requests if one.error is not None]
     assert len(lost) >= 1
     assert all(isinstance(one.error, RankError) for one in lost)

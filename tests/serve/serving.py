@@ -14,7 +14,7 @@ from minfer.serve.policy import Policy
 from minfer.serve.server import Server, listen
 from minfer.serve.service import About, Service
 
-PATIENCE = 20
+PATIENCE = 60
 """Seconds after which something that does not come counts as hung."""
 NAME = "letters"
 
