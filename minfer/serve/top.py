@@ -32,7 +32,7 @@ STEPS, ROWS = 60, 16
 REQUESTS = 6
 """Lines of the table of requests."""
 MAP_LINES = 8
-"""Lines of the block map."""
+"""Lines of the block map; of this and of those above, each of several replicas has its share."""
 
 
 def fetch(url: str, api_key: str | None) -> dict[str, Any]:
@@ -57,15 +57,20 @@ def screen(live: dict[str, Any]) -> RenderableType:
     """The same as the page: figures, rows over steps, blocks, requests, memory."""
     parts: list[RenderableType] = [_head(live)]
     tables: list[RenderableType] = [_figures(live["figures"])]
-    for number, engine in enumerate(live["engines"]):
-        title = f"engine {number}: {engine['state']}" if len(live["engines"]) > 1 else engine["state"]
+    count = len(live["engines"])
+    for engine in live["engines"]:
+        name = f"replica {engine['replica']}: " if count > 1 else ""
         if engine["blocks"] is None:
-            parts.append(Panel(f"the engine is {engine['state']}", title=title))
+            parts.append(Panel(f"{name}the engine is {engine['state']}"))
             continue
-        parts.append(Panel(_rows(engine["steps"]), title="batch rows over the last steps (▄: part of a prompt)"))
-        parts.append(Panel(BlockMap(engine["blocks"]["map"]), title=_block_title(engine["blocks"])))
-        parts.append(_memory(engine["memory"]))
-        tables.append(_requests(engine))
+        steps = Panel(
+            _rows(engine["steps"], ROWS // count), title=f"{name}batch rows over the last steps (▄: part of a prompt)"
+        )
+        blocks = Panel(
+            BlockMap(engine["blocks"]["map"], MAP_LINES // count or 1), title=name + _block_title(engine["blocks"])
+        )
+        parts += [steps, blocks, _memory(engine["memory"])]
+        tables.append(_requests(engine, name, REQUESTS // count))
     return Group(parts[0], Columns(tables), *parts[1:])
 
 
@@ -99,18 +104,18 @@ def _figures(figures: dict[str, Any]) -> Table:
     return table
 
 
-def _rows(steps: list[Any]) -> Text:
+def _rows(steps: list[Any], lines: int) -> Text:
     shown = steps[-STEPS:]
     rows = max((row[0] for step in shown for row in step[5]), default=-1) + 1
     text = Text()
-    for slot in range(min(rows, ROWS)):
+    for slot in range(min(rows, lines)):
         text.append(f"{slot:3} ", "dim")
         for step in shown:
             here = next((row for row in step[5] if row[0] == slot), None)
             text.append(" " if here is None else "▄" if here[2] == "p" else "█", here and color_of(here[1]))
         text.append("\n")
-    if rows > ROWS:
-        text.append(f"and {rows - ROWS} more rows", "dim")
+    if rows > lines:
+        text.append(f"and {rows - lines} more rows", "dim")
     text.rstrip()
     return text if rows else Text("no step yet: send a request")
 
@@ -118,12 +123,12 @@ def _rows(steps: list[Any]) -> Text:
 class BlockMap:
     """The pool in a few lines, however wide the terminal: in a large one a cell stands for several blocks."""
 
-    def __init__(self, owners: list[int]) -> None:
-        self.owners = owners
+    def __init__(self, owners: list[int], lines: int) -> None:
+        self.owners, self.lines = owners, lines
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """A mark for each cell, in the colour of a request that holds it."""
-        each = -(-len(self.owners) // (options.max_width * MAP_LINES))
+        each = -(-len(self.owners) // (options.max_width * self.lines))
         text = Text()
         for at in range(0, len(self.owners), each):
             owner = max(self.owners[at : at + each])
@@ -139,14 +144,14 @@ def _block_title(blocks: dict[str, Any]) -> str:
     )
 
 
-def _requests(engine: dict[str, Any]) -> RenderableType:
+def _requests(engine: dict[str, Any], name: str, lines: int) -> RenderableType:
     table = Table("request", "row", "prompt", "written", "blocks", "age")
-    for one in engine["slots"][:REQUESTS]:
+    for one in engine["slots"][:lines]:
         own = (one["slot"], one["prompt_tokens"], one["output_tokens"], len(one["blocks"]), f"{one['age_s']:.1f} s")
         table.add_row(Text(f"{one['id']} {one['phase']}", color_of(one["id"])), *map(str, own))
     waiting = engine["waiting"]
     oldest = f", the first since {waiting[0]['age_s']:.1f} s" if waiting else ""
-    running = f"{len(engine['slots'])} of {engine['max_batch']} rows, {len(waiting)} waiting{oldest}"
+    running = f"{name}{len(engine['slots'])} of {engine['max_batch']} rows, {len(waiting)} waiting{oldest}"
     return Group(table, Text(running))
 
 

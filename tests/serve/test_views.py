@@ -146,7 +146,7 @@ def test_the_terminal_shows_the_same(engine):
         connection = own.open(COMPLETIONS, **{**ASKED, "max_tokens": 50})
         until(lambda: own.service.engines[0].seen)
         engine.let(3)
-        until(lambda: len(own.service.engines[0].history.steps) >= 3)
+        until(lambda: len(own.service.engines[0].attendant.history.steps) >= 3)
         looks = []
 
         def looked():  # it is done between two steps, and shown from then on
