@@ -18,19 +18,20 @@ class Job:
     options: dict[str, Any]
     parts: int
     stages: int
-    port: int  # where ranks meet; of a replica, the file that is its end of a connection
+    port: int  # where ranks meet
     timeout: float
     rank: int = 0
+    links: tuple[int, ...] = ()  # files that are a replica's ends of its connections
 
     @classmethod
-    def of(cls, engine_cls: type, model: str, options: dict[str, Any], checked: Any, port: int, rank: int = 0) -> "Job":
-        """The job of all ranks. They run `engine_cls`, or what it is made of that other processes can find."""
+    def of(cls, engine_cls: type, model: str, options: dict[str, Any], checked: Any, port: int = 0) -> "Job":
+        """The job of ranks, or of a replica. They run `engine_cls`, or a base of it that other processes can find."""
         base = next((c for c in engine_cls.__mro__ if can_be_found(c)), None)
         if base is None:
             raise OptionsError(f"{engine_cls.__name__} is in no .py file, in which the other ranks could find it")
         kept = {"device": checked.device, **{name: value for name, value in options.items() if name != "ranks"}}
         parts, stages = checked.tensor_parallel, checked.pipeline_parallel
-        return cls(place_of(base), str(model), kept, parts, stages, port, checked.rank_timeout, rank)
+        return cls(place_of(base), str(model), kept, parts, stages, port, checked.rank_timeout)
 
     def packed(self) -> bytes:
         """One line. Raises `OptionsError` for an option that is a live object."""

@@ -1,8 +1,8 @@
-"""What is said between an engine and its replicas, over one connection each; tokens and numbers, never tensors."""
+"""What is said of requests between an engine and its replicas; tokens and numbers, never tensors."""
 
 import pickle
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from minfer.core.errors import MinferError
 from minfer.core.params import SamplingParams
@@ -50,18 +50,6 @@ class TakeBack(NamedTuple):
     id: int
 
 
-class Tell(NamedTuple):
-    """What does that method of the engine return? A `Told` answers."""
-
-    method: str
-
-
-class Told(NamedTuple):
-    """The answer to a `Tell`."""
-
-    value: Any
-
-
 class Advance(NamedTuple):
     """What is new of a request: tokens that were drawn, or how it failed.
 
@@ -73,6 +61,7 @@ class Advance(NamedTuple):
     token_ids: list[int]
     logprobs: list[TokenLogprob]
     prompt_logprobs: list[TokenLogprob | None] | None
+    shared: int  # of the prompt's tokens, those that the cache held
     waited: float
     drawing: float | None
     error: Exception | None
@@ -82,8 +71,16 @@ class Advance(NamedTuple):
         """What is new since `told` tokens were told of."""
         stamps = sequence.timestamps
         waited = (stamps.scheduled or stamps.arrived) - stamps.arrived
-        new = (sequence.output_ids[told:], sequence.logprobs[told:])
-        return cls(sequence.id, *new, sequence.prompt_logprobs, waited, stamps.drawing, portable(sequence.error))
+        return cls(
+            sequence.id,
+            sequence.output_ids[told:],
+            sequence.logprobs[told:],
+            sequence.prompt_logprobs,
+            sequence.num_shared,
+            waited,
+            stamps.drawing,
+            portable(sequence.error),
+        )
 
     def apply(self, sequence: Sequence, handed: float, now: float) -> None:
         """Let the request that was handed over at `handed` know of it at `now`: each token by the same stop rules."""
@@ -91,7 +88,7 @@ class Advance(NamedTuple):
         if stamps.scheduled is None:
             stamps.scheduled = min(now, handed + self.waited)
             stamps.drawing = self.drawing or 0.0
-            sequence.prompt_logprobs = self.prompt_logprobs
+            sequence.prompt_logprobs, sequence.num_shared = self.prompt_logprobs, self.shared
         sequence.logprobs += self.logprobs
         for token_id in self.token_ids:
             sequence.append(token_id, now)

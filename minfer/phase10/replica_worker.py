@@ -1,7 +1,8 @@
 """What the process of a replica that is not the first runs: `run_replica`, started by `Replicas`."""
 
 import os
-from multiprocessing.connection import Connection
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -10,23 +11,46 @@ from minfer.core.entry import find
 from minfer.core.group import RankError
 from minfer.core.sequence import Sequence
 from minfer.phase10.job import Job
-from minfer.phase10.replica_message import Advance, Take, TakeBack, Tell, Told
+from minfer.phase10.replica_message import Advance, Take, TakeBack, portable
 from minfer.phase10.worker import Voice, run
 
 
 class Served:
-    """An engine that answers the requests that come over a connection, and says after each step what is new."""
+    """An engine that answers the requests that come over `link`, and says there after each step what is new.
 
-    def __init__(self, engine: Any, link: Connection) -> None:
-        self.engine, self.link = engine, link
+    Over `questions` it is asked how it is, between two steps. `stepper` takes the steps: the engine itself, unless
+    somebody who watches or steers it was put in its place, which a question may do.
+    """
+
+    def __init__(self, engine: Any, link: Connection, questions: Connection) -> None:
+        self.engine, self.link, self.questions = engine, link, questions
+        self.stepper: Any = engine
         self.told: dict[int, int] = {}  # id of a request -> tokens that were told of
 
     def serve(self) -> None:
-        """Until the connection closes. With nothing to do it waits for what comes."""
+        """Until a connection closes. With nothing to do it waits for what comes."""
         while True:
-            while self.link.poll(0 if self.told else None):
-                self.hear(self.link.recv())
-            self.say(self.engine.step())
+            if not self.told:
+                wait([self.link, self.questions])
+            self.read()
+            while self.questions.poll(0):
+                self.answer(*self.questions.recv())
+            if self.told:
+                self.say(self.stepper.step())
+
+    def read(self) -> None:
+        """Hear all that has come."""
+        while self.link.poll(0):
+            self.hear(self.link.recv())
+
+    def answer(self, number: int, question: Callable[["Served"], Any]) -> None:
+        """What `question` returns, or the error that it raises; what was sent before it was asked is heard first."""
+        self.read()
+        try:
+            answer = question(self)
+        except Exception as error:
+            answer = portable(error)
+        self.questions.send((number, answer))
 
     def hear(self, message: Any) -> None:
         """Do what is asked."""
@@ -36,8 +60,6 @@ class Served:
         elif isinstance(message, TakeBack):
             self.told.pop(message.id, None)
             self.engine.abort(message.id)
-        elif isinstance(message, Tell):
-            self.link.send(Told(getattr(self.engine, message.method)()))
 
     def say(self, advanced: list[Sequence]) -> None:
         """What is new of these. Raises the error of one of this replica's own ranks: it can answer nobody any more."""
@@ -60,7 +82,17 @@ def work_as_replica(job: Job, voice: Voice) -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     engine = find(*job.engine).load(job.model, **job.options)
     voice.say("loaded")
-    Served(engine, Connection(job.port)).serve()
+    Served(engine, *map(Connection, job.links)).serve()
+
+
+def state_of(served: Served) -> dict[str, Any]:
+    """A question: what the replica's scheduler and pool hold."""
+    return served.engine.debug_state()
+
+
+def usage_of(served: Served) -> Any:
+    """A question: how much of the replica's cache holds something."""
+    return served.engine.kv_usage()
 
 
 def run_replica() -> None:

@@ -6,9 +6,11 @@
 Each may be dealt to ranks of its own. A request goes to whoever has the fewest, when one has room.
 """
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -22,22 +24,25 @@ from minfer.phase10.job import Job
 from minfer.phase10.launcher import TorchrunLauncher, launcher_of
 from minfer.phase10.meeting import device_of
 from minfer.phase10.processes import GRACE_SECONDS, Process
-from minfer.phase10.replica_message import Take, TakeBack, Tell, Told
-from minfer.phase10.replica_worker import run_replica
+from minfer.phase10.replica_message import Take, TakeBack
+from minfer.phase10.replica_worker import Served, run_replica
 
 LOAD_SECONDS = 600.0
 """Within which a replica must have loaded, and compiled and recorded whatever it does."""
 
 
 class Replica:
-    """One of the others, as this process sees it; `given` are the requests that it has and that are not finished."""
+    """One of the others, as this process sees it; `given` are the requests that it has and that are not finished.
 
-    def __init__(self, number: int, process: Process, link: Connection) -> None:
+    Requests and answers go over `link`, by the thread that steps; anybody may `ask`, over a connection for that alone.
+    """
+
+    def __init__(self, number: int, process: Process, link: Connection, questions: Connection, patience: float) -> None:
         self.number, self.process, self.link = number, process, link
+        self.questions, self.patience, self.asking, self.asked = questions, patience, threading.Lock(), 0
         self.given: dict[int, Sequence] = {}
         self.handed: dict[int, float] = {}
         self.heard = time.monotonic()
-        self.unread: list[Any] = []  # messages that came while another was waited for
 
     def take(self, sequence: Sequence, eos_token_ids: tuple[int, ...], now: float) -> None:
         """Hand a request over. Raises `RankError`."""
@@ -54,29 +59,41 @@ class Replica:
             self.send(TakeBack(request_id))
         return sequence
 
-    def tell(self, method: str) -> Any:
-        """What a method of its engine returns, at the end of its step."""
-        self.send(Tell(method))
-        while True:
-            message = self.receive()
-            if isinstance(message, Told):
-                return message.value
-            self.unread.append(message)
+    def ask(self, question: Callable[[Served], Any]) -> Any:
+        """What a function, which its process finds by name, returns there between two steps; from any thread.
+
+        Raises what the function raises, or `RankError` if there is no answer.
+        """
+        with self.asking:
+            answer = self._answer(question)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _answer(self, question: Callable[[Served], Any]) -> Any:
+        self.asked += 1
+        try:
+            self.questions.send((self.asked, question))
+            while self.questions.poll(self.patience):
+                number, answer = self.questions.recv()
+                if number == self.asked:  # else nobody expects it any longer
+                    return answer
+        except (EOFError, OSError) as error:
+            raise RankError(f"replica {self.number} cannot be reached: {error}") from error
+        raise RankError(f"replica {self.number} gave no answer for {self.patience:g} s (rank_timeout)")
 
     def advance(self, now: float) -> list[Sequence]:
         """Take in what it has said. Returns the requests that advanced, or failed."""
-        while self.link.poll(0):
-            self.unread.append(self.receive())
-        messages, self.unread = self.unread, []
         advanced = []
-        for new in (one for message in messages for one in message):
-            sequence = self.given.get(new.id)
-            if sequence is None:  # taken back meanwhile
-                continue
-            new.apply(sequence, self.handed[new.id], now)
-            advanced.append(sequence)
-            if sequence.finished:
-                del self.given[new.id], self.handed[new.id]
+        while self.link.poll(0):
+            for new in self.receive():
+                sequence = self.given.get(new.id)
+                if sequence is None:  # taken back meanwhile
+                    continue
+                new.apply(sequence, self.handed[new.id], now)
+                advanced.append(sequence)
+                if sequence.finished:
+                    del self.given[new.id], self.handed[new.id]
         return list(dict.fromkeys(advanced))  # some may have made more than one step meanwhile
 
     def send(self, message: Any) -> None:
@@ -172,16 +189,19 @@ class Replicas:
         for replica in self.all:
             with suppress(OSError):
                 replica.link.close()
-            replica.process.let_go()
+            replica.process.let_go()  # `questions` stay open: another thread may be asking, and hears the end
         for replica in self.all:
             replica.process.bury(timeout=1.0)
         torch.set_num_threads(self.threads_before)
 
 
 def started(number: int, engine_cls: type, model: str, options: dict[str, Any], checked: Any, threads: int) -> Replica:
-    """Start a replica's process, with one end of a connection."""
-    ours, theirs = Pipe()
-    job = Job.of(engine_cls, model, options, checked, port=theirs.fileno(), rank=number)
-    process = Process(f"replica {number}", job, run_replica, threads, keep=[theirs.fileno()])
-    theirs.close()
-    return Replica(number, process, ours)
+    """Start a replica's process, with one end of each of two connections."""
+    pairs = Pipe(), Pipe()
+    links = tuple(theirs.fileno() for _, theirs in pairs)
+    job = replace(Job.of(engine_cls, model, options, checked), rank=number, links=links)
+    process = Process(f"replica {number}", job, run_replica, threads, keep=links)
+    for _, theirs in pairs:
+        theirs.close()
+    (link, _), (questions, _) = pairs
+    return Replica(number, process, link, questions, checked.rank_timeout)

@@ -6,6 +6,7 @@ from typing import Any
 from minfer.core.group import RankError
 from minfer.core.sequence import FinishReason, Sequence
 from minfer.phase9 import Engine as PreviousEngine
+from minfer.phase10.replica_worker import state_of, usage_of
 from minfer.phase10.replicas import Replicas
 
 
@@ -85,8 +86,7 @@ class ReplicatedEngine(PreviousEngine):
         """As before, of this process; `replicas` has the same of the others, at the ends of their steps."""
         state = super().debug_state()
         if self.replicas is not None:
-            with self.stepping:
-                state["replicas"] = [replica.tell("debug_state") for replica in self.replicas.all]
+            state["replicas"] = [replica.ask(state_of) for replica in self.replicas.all]
         return state
 
     def kv_usage(self) -> Any:
@@ -94,6 +94,5 @@ class ReplicatedEngine(PreviousEngine):
         usage = super().kv_usage()
         if self.replicas is None:
             return usage
-        with self.stepping:
-            each = [usage, *(replica.tell("kv_usage") for replica in self.replicas.all)]
+        each = [usage, *(replica.ask(usage_of) for replica in self.replicas.all)]
         return usage._replace(**{name: sum(getattr(one, name) for one in each) for name in usage._fields})

@@ -126,7 +126,8 @@ def _add_views(app: FastAPI, service: Service, live: LiveView) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        text = service.metrics.text(await live.replicas())
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/slots")
     async def slots() -> JSONResponse:

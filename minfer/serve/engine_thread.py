@@ -11,9 +11,9 @@ from typing import Any
 
 from minfer.core.group import RankError
 from minfer.core.sequence import FinishReason
+from minfer.serve.attendant import Attendant, attended
 from minfer.serve.call import Call, Delta, Seen
 from minfer.serve.errors import ApiError, unavailable
-from minfer.serve.history import History
 from minfer.serve.policy import Policy
 
 log = logging.getLogger("minfer.serve")
@@ -47,7 +47,7 @@ class EngineThread:
         self.policy = policy
         self.state = State.LOADING
         self.error: BaseException | None = None
-        self.history = History()
+        self.attendant: Attendant  # of the engine, when that has loaded
         self.seen: dict[int, Seen] = {}  # by sequence id: what is in hand
         self.failures = 0
         self.beat = time.monotonic()  # when the last step, or the last wait, began
@@ -97,8 +97,8 @@ class EngineThread:
         """End every call with an error."""
         self._commands.put(lambda: self._end_all(reason))
 
-    async def ask(self, question: Callable[[Any], Any]) -> Any:
-        """What `question(engine)` answers, asked between two steps."""
+    async def ask(self, question: Callable[[], Any]) -> Any:
+        """What `question` answers, asked between two steps."""
         loop, answer = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
         def tell(value: Any) -> None:
@@ -106,8 +106,7 @@ class EngineThread:
                 answer.set_result(value)
 
         def put() -> None:
-            value = question(self.engine)
-            loop.call_soon_threadsafe(tell, value)
+            loop.call_soon_threadsafe(tell, question())
 
         self._commands.put(put)
         return await answer
@@ -121,6 +120,7 @@ class EngineThread:
     def _live(self) -> None:
         try:
             self.engine = self._load()
+            self.attendant = attended(self.engine, self.policy)
             self.state = State.READY
             self.ready.set()
             while self.state is State.READY:
@@ -144,18 +144,14 @@ class EngineThread:
             command()
 
     def _step(self) -> None:
-        engine = self.engine
-        self.policy.steer(engine)
-        started = time.perf_counter()
         try:
-            engine.step()
+            self.attendant.step()
             self.failures = 0
         except Exception as error:
             self._step_failed(error)
-        self.history.note(engine, started, time.perf_counter() - started)
         lost = next((seen.sequence.error for seen in self.seen.values() if _is_loss(seen.sequence.error)), None)
         self._tell()
-        if not engine.device.works_beside_host:  # the next step and the event loop would take each other's cores
+        if not self.engine.device.works_beside_host:  # the next step and the event loop would take each other's cores
             self._written.wait(LONGEST_PAUSE)
         if lost is not None:
             raise lost

@@ -1,10 +1,10 @@
 """Metrics: what /metrics says, in Prometheus' format; names end as vLLM's do, so that its dashboards can be used."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
@@ -75,21 +75,22 @@ class Metrics:
         self.outputs = self._histogram("request_generation_tokens", "Tokens of an answer.", TOKENS)
         self.preemptions = self._counter("num_preemptions", "Requests that gave their blocks back for a while.")
         self._preempted = 0
+        self.replicas: Items[dict[str, Any]] = ()  # as `LiveView.replicas` saw them last
         self._gauges()
 
     def _gauges(self) -> None:
-        self._gauge("num_requests_running", "Requests in the batch, or at a replica.", _running)
-        self._gauge("num_requests_waiting", "Requests in the queue.", lambda e: len(e.scheduler.waiting) + len(e.inbox))
-        self._gauge("kv_blocks_total", "Blocks of the KV cache.", lambda e: e.scheduler.allocator.num_blocks)
-        self._gauge("kv_blocks_free", "Blocks that nobody holds.", lambda e: e.scheduler.allocator.num_free)
-        usage = self._made("kv_cache_usage_perc", "Share of the KV cache's blocks that somebody holds, 0 to 1.")
-        usage.set_function(self._usage)
-        alive = self._made("engines_ready", "Engines that serve.")
-        alive.set_function(lambda: sum(thread.state is State.READY for thread in self.engines))
+        self._gauge("num_requests_running", "Requests in the batch.", lambda n: n.running)
+        self._gauge("num_requests_waiting", "Requests in the queue.", lambda n: n.waiting)
+        self._gauge("kv_blocks_total", "Blocks of the KV cache.", lambda n: n.blocks)
+        self._gauge("kv_blocks_free", "Blocks that nobody holds.", lambda n: n.free)
+        usage = "Share of the KV cache's blocks that somebody holds, 0 to 1."
+        self._gauge("kv_cache_usage_perc", usage, lambda n: 1 - n.free / n.blocks if n.blocks else 0.0)
+        self._gauge("engines_ready", "Engines that serve, replicas too.", lambda n: n.engines)
 
-    def text(self) -> bytes:
-        """All of it, for Prometheus."""
-        preempted = sum(engine.scheduler.preemptions for engine in self._ready())
+    def text(self, replicas: Items[dict[str, Any]] = ()) -> bytes:
+        """All of it, for Prometheus; `replicas`: what was seen of those in other processes."""
+        self.replicas = replicas
+        preempted = self._numbers().preemptions
         self.preemptions.inc(max(0, preempted - self._preempted))
         self._preempted = preempted
         return generate_latest(self.registry)
@@ -114,17 +115,15 @@ class Metrics:
             if served.tpot is not None:
                 self.tpot.observe(served.tpot)
 
-    def _usage(self) -> float:
-        pools = [engine.scheduler.allocator for engine in self._ready()]
-        total = sum(pool.num_blocks for pool in pools)
-        return 1 - sum(pool.num_free for pool in pools) / total if total else 0.0
+    def _gauge(self, name: str, text: str, look: Callable[["Numbers"], float]) -> None:
+        """A number that is read off the engines when it is asked for."""
+        self._made(name, text).set_function(lambda: look(self._numbers()))
 
-    def _gauge(self, name: str, text: str, look: Any) -> None:
-        """A number that is read off the engines; lengths, which another thread's step cannot tear."""
-        self._made(name, text).set_function(lambda: sum(look(engine) for engine in self._ready()))
-
-    def _ready(self) -> list[Any]:
-        return [thread.engine for thread in self.engines if thread.state is State.READY]
+    def _numbers(self) -> "Numbers":
+        """Of all engines together; lengths, which another thread's step cannot tear."""
+        each = [Numbers.of(thread.engine) for thread in self.engines if thread.state is State.READY]
+        each += [Numbers.seen(replica) for replica in self.replicas if replica["state"] == State.READY]
+        return Numbers(*map(sum, zip(*each, strict=True))) if each else Numbers()
 
     def _made(self, name: str, text: str) -> Gauge:
         return Gauge(f"minfer:{name}", text, ["model_name"], registry=self.registry).labels(self.name)
@@ -137,8 +136,26 @@ class Metrics:
         return made.labels(self.name)
 
 
-def _running(engine: Any) -> int:
-    """Requests in an engine's batch, and those that it has given to its replicas, phase 10's."""
-    replicas = getattr(engine, "replicas", None)
-    elsewhere = sum(len(replica.given) for replica in replicas.all) if replicas is not None else 0
-    return len(engine.scheduler.running) + elsewhere
+class Numbers(NamedTuple):
+    """What is the case now, in an engine or in several together."""
+
+    engines: int = 0
+    running: int = 0
+    waiting: int = 0
+    blocks: int = 0
+    free: int = 0
+    preemptions: int = 0
+
+    @classmethod
+    def of(cls, engine: Any) -> "Numbers":
+        """In an engine of this process."""
+        scheduler = engine.scheduler
+        running, waiting = len(scheduler.running), len(scheduler.waiting) + len(engine.inbox)
+        pool = scheduler.allocator
+        return cls(1, running, waiting, pool.num_blocks, pool.num_free, scheduler.preemptions)
+
+    @classmethod
+    def seen(cls, replica: dict[str, Any]) -> "Numbers":
+        """In one of another process, as `LiveView` saw it."""
+        running, waiting, blocks = len(replica["slots"]), len(replica["waiting"]), replica["blocks"]
+        return cls(1, running, waiting, blocks["total"], blocks["free"], replica["preemptions"])

@@ -30,17 +30,21 @@ class Policy:
     rows: int = 8
     prompt_tokens: int = 64
 
-    def is_small(self, in_hand: int) -> bool:
-        """Whether a step with so many requests in hand, running and waiting, is to be small."""
-        return self.aim is Aim.LATENCY or (self.aim is Aim.AUTO and in_hand <= self.rows)
+    def is_small(self, requests: int) -> bool:
+        """Whether a step with so many requests in hand is to be small."""
+        return self.aim is Aim.LATENCY or (self.aim is Aim.AUTO and requests <= self.rows)
 
     def steer(self, engine: Any) -> None:
         """Set the limits of the engine's next step; from the thread that steps."""
         scheduler = engine.scheduler
-        in_hand = len(scheduler.running) + len(scheduler.waiting) + len(engine.inbox)
-        if not self.is_small(in_hand):
+        if not self.is_small(in_hand(engine)):
             scheduler.restrict(scheduler.most.max_batch, scheduler.most.token_budget)
             return
         decoding = any(sequence.output_ids for sequence in scheduler.running if sequence.status is Status.RUNNING)
         prompt_tokens = self.prompt_tokens if decoding else scheduler.most.token_budget
         scheduler.restrict(self.rows, prompt_tokens)
+
+
+def in_hand(engine: Any) -> int:
+    """Requests in an engine's own process, running and waiting."""
+    return len(engine.scheduler.running) + len(engine.scheduler.waiting) + len(engine.inbox)

@@ -2,6 +2,7 @@
 
 import json
 import urllib.request
+from itertools import zip_longest
 from typing import Any
 from urllib.error import HTTPError, URLError
 
@@ -32,7 +33,7 @@ STEPS, ROWS = 60, 16
 REQUESTS = 6
 """Lines of the table of requests."""
 MAP_LINES = 8
-"""Lines of the block map."""
+"""Lines of the block map; of this and of those above, each of several replicas has its share."""
 
 
 def fetch(url: str, api_key: str | None) -> dict[str, Any]:
@@ -54,19 +55,31 @@ def fetch(url: str, api_key: str | None) -> dict[str, Any]:
 
 
 def screen(live: dict[str, Any]) -> RenderableType:
-    """The same as the page: figures, rows over steps, blocks, requests, memory."""
-    parts: list[RenderableType] = [_head(live)]
-    tables: list[RenderableType] = [_figures(live["figures"])]
-    for number, engine in enumerate(live["engines"]):
-        title = f"engine {number}: {engine['state']}" if len(live["engines"]) > 1 else engine["state"]
-        if engine["blocks"] is None:
-            parts.append(Panel(f"the engine is {engine['state']}", title=title))
-            continue
-        parts.append(Panel(_rows(engine["steps"]), title="batch rows over the last steps (▄: part of a prompt)"))
-        parts.append(Panel(BlockMap(engine["blocks"]["map"]), title=_block_title(engine["blocks"])))
-        parts.append(_memory(engine["memory"]))
-        tables.append(_requests(engine))
-    return Group(parts[0], Columns(tables), *parts[1:])
+    """The same as the page: figures, rows over steps, blocks, requests, memory; replicas in pairs."""
+    engines, figures = live["engines"], _figures(live["figures"])
+    if len(engines) == 1:
+        (steps, blocks, memory), requests = _engine(engines[0], 1), _requests(engines[0], REQUESTS)
+        return Group(_head(live), Columns([figures, requests]), steps, blocks, memory)
+    grid = Table.grid(expand=True)
+    for _ in range(2):
+        grid.add_column(ratio=1)
+    cells = [Group(*_engine(one, len(engines)), _requests(one, REQUESTS // len(engines))) for one in engines]
+    for pair in zip_longest(cells[::2], cells[1::2], fillvalue=Text()):
+        grid.add_row(*pair)
+    return Group(_head(live), figures, grid)
+
+
+def _engine(engine: dict[str, Any], count: int) -> list[RenderableType]:
+    """Its rows, blocks and memory, in its share of the lines that one of `count` engines has."""
+    name = f"replica {engine['replica']}: " if count > 1 else ""
+    if engine["blocks"] is None:
+        return [Panel(f"{name}the engine is {engine['state']}"), Text(), Text()]
+    rows, cells = BatchRows(engine["steps"], ROWS // count), BlockMap(engine["blocks"]["map"], MAP_LINES // count or 1)
+    return [
+        Panel(rows, title=f"{name}batch rows over the last steps (▄: prompt)"),
+        Panel(cells, title=name + _block_title(engine["blocks"])),
+        _memory(engine["memory"]),
+    ]
 
 
 def color_of(request: int) -> str:
@@ -99,32 +112,39 @@ def _figures(figures: dict[str, Any]) -> Table:
     return table
 
 
-def _rows(steps: list[Any]) -> Text:
-    shown = steps[-STEPS:]
-    rows = max((row[0] for step in shown for row in step[5]), default=-1) + 1
-    text = Text()
-    for slot in range(min(rows, ROWS)):
-        text.append(f"{slot:3} ", "dim")
-        for step in shown:
-            here = next((row for row in step[5] if row[0] == slot), None)
-            text.append(" " if here is None else "▄" if here[2] == "p" else "█", here and color_of(here[1]))
-        text.append("\n")
-    if rows > ROWS:
-        text.append(f"and {rows - ROWS} more rows", "dim")
-    text.rstrip()
-    return text if rows else Text("no step yet: send a request")
+class BatchRows:
+    """Who held which row at the last steps, as many of them as there is room for."""
+
+    def __init__(self, steps: list[Any], lines: int) -> None:
+        self.steps, self.lines = steps, lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """A column for each step, in the colour of the request that held the row."""
+        shown = self.steps[-min(STEPS, options.max_width - 4) :]
+        rows = max((row[0] for step in shown for row in step[5]), default=-1) + 1
+        text = Text()
+        for slot in range(min(rows, self.lines)):
+            text.append(f"{slot:3} ", "dim")
+            for step in shown:
+                here = next((row for row in step[5] if row[0] == slot), None)
+                text.append(" " if here is None else "▄" if here[2] == "p" else "█", here and color_of(here[1]))
+            text.append("\n")
+        if rows > self.lines:
+            text.append(f"and {rows - self.lines} more rows", "dim")
+        text.rstrip()
+        yield text if rows else Text("no step yet: send a request")
 
 
 class BlockMap:
     """The pool in a few lines, however wide the terminal: in a large one a cell stands for several blocks."""
 
-    def __init__(self, owners: list[int]) -> None:
-        self.owners = owners
+    def __init__(self, owners: list[int], lines: int) -> None:
+        self.owners, self.lines = owners, lines
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """A mark for each cell, in the colour of a request that holds it."""
-        each = -(-len(self.owners) // (options.max_width * MAP_LINES))
-        text = Text()
+        each = -(-len(self.owners) // (options.max_width * self.lines))
+        text = Text(overflow="fold")
         for at in range(0, len(self.owners), each):
             owner = max(self.owners[at : at + each])
             text.append("■" if owner >= 0 else "▫" if owner == -2 else "·", color_of(owner) if owner >= 0 else "dim")
@@ -139,9 +159,9 @@ def _block_title(blocks: dict[str, Any]) -> str:
     )
 
 
-def _requests(engine: dict[str, Any]) -> RenderableType:
+def _requests(engine: dict[str, Any], lines: int) -> RenderableType:
     table = Table("request", "row", "prompt", "written", "blocks", "age")
-    for one in engine["slots"][:REQUESTS]:
+    for one in engine["slots"][:lines]:
         own = (one["slot"], one["prompt_tokens"], one["output_tokens"], len(one["blocks"]), f"{one['age_s']:.1f} s")
         table.add_row(Text(f"{one['id']} {one['phase']}", color_of(one["id"])), *map(str, own))
     waiting = engine["waiting"]

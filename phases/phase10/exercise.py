@@ -51,12 +51,11 @@ from phase10_given import (
     Part,
     Place,
     Process,
+    Served,
     StepMessage,
     Take,
     TakeBack,
-    Tell,
     Threads,
-    Told,
     TorchGroup,
     TorchrunOthers,
     Voice,
@@ -73,6 +72,8 @@ from phase10_given import (
     run,
     run_on,
     run_replica,
+    state_of,
+    usage_of,
 )
 from torch import Tensor, nn
 
@@ -733,14 +734,17 @@ def quantize_head(model: Any, scheme: Scheme) -> None:
 
 
 class Replica:
-    """One of the others, as this process sees it; `given` are the requests that it has and that are not finished."""
+    """One of the others, as this process sees it; `given` are the requests that it has and that are not finished.
 
-    def __init__(self, number: int, process: Process, link: Connection) -> None:
+    Requests and answers go over `link`, by the thread that steps; anybody may `ask`, over a connection for that alone.
+    """
+
+    def __init__(self, number: int, process: Process, link: Connection, questions: Connection, patience: float) -> None:
         self.number, self.process, self.link = number, process, link
+        self.questions, self.patience, self.asking, self.asked = questions, patience, threading.Lock(), 0
         self.given: dict[int, Sequence] = {}
         self.handed: dict[int, float] = {}
         self.heard = time.monotonic()
-        self.unread: list[Any] = []  # messages that came while another was waited for
 
     def take(self, sequence: Sequence, eos_token_ids: tuple[int, ...], now: float) -> None:
         """Hand a request over. Raises `RankError`."""
@@ -753,29 +757,41 @@ class Replica:
         """A request that nobody waits for any longer; None if it has no such request."""
         raise NotImplementedError("P10 task 5: Replica.take_back")
 
-    def tell(self, method: str) -> Any:
-        """What a method of its engine returns, at the end of its step."""
-        self.send(Tell(method))
-        while True:
-            message = self.receive()
-            if isinstance(message, Told):
-                return message.value
-            self.unread.append(message)
+    def ask(self, question: Callable[[Served], Any]) -> Any:
+        """What a function, which its process finds by name, returns there between two steps; from any thread.
+
+        Raises what the function raises, or `RankError` if there is no answer.
+        """
+        with self.asking:
+            answer = self._answer(question)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _answer(self, question: Callable[[Served], Any]) -> Any:
+        self.asked += 1
+        try:
+            self.questions.send((self.asked, question))
+            while self.questions.poll(self.patience):
+                number, answer = self.questions.recv()
+                if number == self.asked:  # else nobody expects it any longer
+                    return answer
+        except (EOFError, OSError) as error:
+            raise RankError(f"replica {self.number} cannot be reached: {error}") from error
+        raise RankError(f"replica {self.number} gave no answer for {self.patience:g} s (rank_timeout)")
 
     def advance(self, now: float) -> list[Sequence]:
         """Take in what it has said. Returns the requests that advanced, or failed."""
-        while self.link.poll(0):
-            self.unread.append(self.receive())
-        messages, self.unread = self.unread, []
         advanced = []
-        for new in (one for message in messages for one in message):
-            sequence = self.given.get(new.id)
-            if sequence is None:  # taken back meanwhile
-                continue
-            new.apply(sequence, self.handed[new.id], now)
-            advanced.append(sequence)
-            if sequence.finished:
-                del self.given[new.id], self.handed[new.id]
+        while self.link.poll(0):
+            for new in self.receive():
+                sequence = self.given.get(new.id)
+                if sequence is None:  # taken back meanwhile
+                    continue
+                new.apply(sequence, self.handed[new.id], now)
+                advanced.append(sequence)
+                if sequence.finished:
+                    del self.given[new.id], self.handed[new.id]
         return list(dict.fromkeys(advanced))  # some may have made more than one step meanwhile
 
     def send(self, message: Any) -> None:
@@ -870,19 +886,22 @@ class Replicas:
         for replica in self.all:
             with suppress(OSError):
                 replica.link.close()
-            replica.process.let_go()
+            replica.process.let_go()  # `questions` stay open: another thread may be asking, and hears the end
         for replica in self.all:
             replica.process.bury(timeout=1.0)
         torch.set_num_threads(self.threads_before)
 
 
 def started(number: int, engine_cls: type, model: str, options: dict[str, Any], checked: Any, threads: int) -> Replica:
-    """Start a replica's process, with one end of a connection."""
-    ours, theirs = Pipe()
-    job = Job.of(engine_cls, model, options, checked, port=theirs.fileno(), rank=number)
-    process = Process(f"replica {number}", job, run_replica, threads, keep=[theirs.fileno()])
-    theirs.close()
-    return Replica(number, process, ours)
+    """Start a replica's process, with one end of each of two connections."""
+    pairs = Pipe(), Pipe()
+    links = tuple(theirs.fileno() for _, theirs in pairs)
+    job = replace(Job.of(engine_cls, model, options, checked), rank=number, links=links)
+    process = Process(f"replica {number}", job, run_replica, threads, keep=links)
+    for _, theirs in pairs:
+        theirs.close()
+    (link, _), (questions, _) = pairs
+    return Replica(number, process, link, questions, checked.rank_timeout)
 
 
 # ==== phase10/replicated.py =========================================================================================
@@ -965,8 +984,7 @@ class ReplicatedEngine(PreviousEngine):
         """As before, of this process; `replicas` has the same of the others, at the ends of their steps."""
         state = super().debug_state()
         if self.replicas is not None:
-            with self.stepping:
-                state["replicas"] = [replica.tell("debug_state") for replica in self.replicas.all]
+            state["replicas"] = [replica.ask(state_of) for replica in self.replicas.all]
         return state
 
     def kv_usage(self) -> Any:
@@ -974,8 +992,7 @@ class ReplicatedEngine(PreviousEngine):
         usage = super().kv_usage()
         if self.replicas is None:
             return usage
-        with self.stepping:
-            each = [usage, *(replica.tell("kv_usage") for replica in self.replicas.all)]
+        each = [usage, *(replica.ask(usage_of) for replica in self.replicas.all)]
         return usage._replace(**{name: sum(getattr(one, name) for one in each) for name in usage._fields})
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
 from itertools import count
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,19 +163,20 @@ class Job:
     options: dict[str, Any]
     parts: int
     stages: int
-    port: int  # where ranks meet; of a replica, the file that is its end of a connection
+    port: int  # where ranks meet
     timeout: float
     rank: int = 0
+    links: tuple[int, ...] = ()  # files that are a replica's ends of its connections
 
     @classmethod
-    def of(cls, engine_cls: type, model: str, options: dict[str, Any], checked: Any, port: int, rank: int = 0) -> "Job":
-        """The job of all ranks. They run `engine_cls`, or what it is made of that other processes can find."""
+    def of(cls, engine_cls: type, model: str, options: dict[str, Any], checked: Any, port: int = 0) -> "Job":
+        """The job of ranks, or of a replica. They run `engine_cls`, or a base of it that other processes can find."""
         base = next((c for c in engine_cls.__mro__ if can_be_found(c)), None)
         if base is None:
             raise OptionsError(f"{engine_cls.__name__} is in no .py file, in which the other ranks could find it")
         kept = {"device": checked.device, **{name: value for name, value in options.items() if name != "ranks"}}
         parts, stages = checked.tensor_parallel, checked.pipeline_parallel
-        return cls(place_of(base), str(model), kept, parts, stages, port, checked.rank_timeout, rank)
+        return cls(place_of(base), str(model), kept, parts, stages, port, checked.rank_timeout)
 
     def packed(self) -> bytes:
         """One line. Raises `OptionsError` for an option that is a live object."""
@@ -773,7 +774,7 @@ def quantized(weight: torch.Tensor, scheme: PerChannel, group: Group) -> Quantiz
 
 
 # ==== phase10/replica_message.py ====================================================================================
-# What is said between an engine and its replicas, over one connection each; tokens and numbers, never tensors.
+# What is said of requests between an engine and its replicas; tokens and numbers, never tensors.
 
 
 @dataclass(frozen=True)
@@ -815,18 +816,6 @@ class TakeBack(NamedTuple):
     id: int
 
 
-class Tell(NamedTuple):
-    """What does that method of the engine return? A `Told` answers."""
-
-    method: str
-
-
-class Told(NamedTuple):
-    """The answer to a `Tell`."""
-
-    value: Any
-
-
 class Advance(NamedTuple):
     """What is new of a request: tokens that were drawn, or how it failed.
 
@@ -838,6 +827,7 @@ class Advance(NamedTuple):
     token_ids: list[int]
     logprobs: list[TokenLogprob]
     prompt_logprobs: list[TokenLogprob | None] | None
+    shared: int  # of the prompt's tokens, those that the cache held
     waited: float
     drawing: float | None
     error: Exception | None
@@ -847,8 +837,16 @@ class Advance(NamedTuple):
         """What is new since `told` tokens were told of."""
         stamps = sequence.timestamps
         waited = (stamps.scheduled or stamps.arrived) - stamps.arrived
-        new = (sequence.output_ids[told:], sequence.logprobs[told:])
-        return cls(sequence.id, *new, sequence.prompt_logprobs, waited, stamps.drawing, portable(sequence.error))
+        return cls(
+            sequence.id,
+            sequence.output_ids[told:],
+            sequence.logprobs[told:],
+            sequence.prompt_logprobs,
+            sequence.num_shared,
+            waited,
+            stamps.drawing,
+            portable(sequence.error),
+        )
 
     def apply(self, sequence: Sequence, handed: float, now: float) -> None:
         """Let the request that was handed over at `handed` know of it at `now`: each token by the same stop rules."""
@@ -856,7 +854,7 @@ class Advance(NamedTuple):
         if stamps.scheduled is None:
             stamps.scheduled = min(now, handed + self.waited)
             stamps.drawing = self.drawing or 0.0
-            sequence.prompt_logprobs = self.prompt_logprobs
+            sequence.prompt_logprobs, sequence.num_shared = self.prompt_logprobs, self.shared
         sequence.logprobs += self.logprobs
         for token_id in self.token_ids:
             sequence.append(token_id, now)
@@ -879,18 +877,41 @@ def portable(error: Exception | None) -> Exception | None:
 
 
 class Served:
-    """An engine that answers the requests that come over a connection, and says after each step what is new."""
+    """An engine that answers the requests that come over `link`, and says there after each step what is new.
 
-    def __init__(self, engine: Any, link: Connection) -> None:
-        self.engine, self.link = engine, link
+    Over `questions` it is asked how it is, between two steps. `stepper` takes the steps: the engine itself, unless
+    somebody who watches or steers it was put in its place, which a question may do.
+    """
+
+    def __init__(self, engine: Any, link: Connection, questions: Connection) -> None:
+        self.engine, self.link, self.questions = engine, link, questions
+        self.stepper: Any = engine
         self.told: dict[int, int] = {}  # id of a request -> tokens that were told of
 
     def serve(self) -> None:
-        """Until the connection closes. With nothing to do it waits for what comes."""
+        """Until a connection closes. With nothing to do it waits for what comes."""
         while True:
-            while self.link.poll(0 if self.told else None):
-                self.hear(self.link.recv())
-            self.say(self.engine.step())
+            if not self.told:
+                wait([self.link, self.questions])
+            self.read()
+            while self.questions.poll(0):
+                self.answer(*self.questions.recv())
+            if self.told:
+                self.say(self.stepper.step())
+
+    def read(self) -> None:
+        """Hear all that has come."""
+        while self.link.poll(0):
+            self.hear(self.link.recv())
+
+    def answer(self, number: int, question: Callable[["Served"], Any]) -> None:
+        """What `question` returns, or the error that it raises; what was sent before it was asked is heard first."""
+        self.read()
+        try:
+            answer = question(self)
+        except Exception as error:
+            answer = portable(error)
+        self.questions.send((number, answer))
 
     def hear(self, message: Any) -> None:
         """Do what is asked."""
@@ -900,8 +921,6 @@ class Served:
         elif isinstance(message, TakeBack):
             self.told.pop(message.id, None)
             self.engine.abort(message.id)
-        elif isinstance(message, Tell):
-            self.link.send(Told(getattr(self.engine, message.method)()))
 
     def say(self, advanced: list[Sequence]) -> None:
         """What is new of these. Raises the error of one of this replica's own ranks: it can answer nobody any more."""
@@ -924,7 +943,17 @@ def work_as_replica(job: Job, voice: Voice) -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     engine = find(*job.engine).load(job.model, **job.options)
     voice.say("loaded")
-    Served(engine, Connection(job.port)).serve()
+    Served(engine, *map(Connection, job.links)).serve()
+
+
+def state_of(served: Served) -> dict[str, Any]:
+    """A question: what the replica's scheduler and pool hold."""
+    return served.engine.debug_state()
+
+
+def usage_of(served: Served) -> Any:
+    """A question: how much of the replica's cache holds something."""
+    return served.engine.kv_usage()
 
 
 def run_replica() -> None:

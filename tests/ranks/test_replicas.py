@@ -3,6 +3,8 @@
 import os
 import signal
 import time
+from multiprocessing import Pipe
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from minfer.core.params import SamplingParams
 from minfer.course.grader.plugin import DEFAULT_SEED
 from minfer.course.lab.tiny import tiny_model
 from minfer.phase10 import RankError
+from minfer.phase10.replica_message import TakeBack
+from minfer.phase10.replica_worker import Served, usage_of
 from minfer.phase11 import Engine
 from tests.ranks.processes import children, gone
 
@@ -94,6 +98,38 @@ def test_streams_and_aborts_reach_whoever_has_the_request(lab, two):
     whole = [one.output_ids for one in text if one not in (inside[0], outside[0])]
     assert whole == [model.oracle.greedy([5, 6, 7], 30)[0]] * 6
     assert engine.kv_usage() == (0, 0)
+
+
+def test_what_was_sent_before_a_question_is_heard_before_it_is_answered():
+    (ours, link), (asking, questions), heard = Pipe(), Pipe(), []
+    served = Served(SimpleNamespace(abort=heard.append), link, questions)
+    ours.send(TakeBack(7))
+    served.answer(3, lambda _: list(heard))
+    assert asking.recv() == (3, [7])
+
+
+def half_of(served):
+    """A question that fails."""
+    return len(served.told) / 0
+
+
+def after_a_while(served):
+    """A question that takes long."""
+    time.sleep(0.3)
+    return "late"
+
+
+def test_a_question_that_fails_or_takes_long_is_nobody_elses(lab, two, monkeypatch):
+    _, engine = two
+    (replica,) = engine.replicas.all
+    with pytest.raises(ZeroDivisionError):
+        replica.ask(half_of)
+    with monkeypatch.context() as patched:
+        patched.setattr(replica, "patience", 0.02)
+        with pytest.raises(RankError, match=r"replica 1 gave no answer for 0\.02 s"):
+            replica.ask(after_a_while)
+    assert tuple(replica.ask(usage_of)) == (0, 0)
+    assert len(engine.generate([[5, 6], [6, 7]], lab.params(3))) == 2
 
 
 def test_a_request_waits_in_the_one_queue_until_anybody_has_room(lab, two):

@@ -77,13 +77,13 @@ def test_on_a_cpu_a_step_waits_until_the_event_loop_has_written_but_not_for_long
         with monkeypatch.context() as patched:
             patched.setattr(engine_thread, "LONGEST_PAUSE", PATIENCE)
             busy = keep_busy(seen.call.loop)
-            steps = thread.history.count
-            time.sleep(0.2)
-            assert thread.history.count <= steps + 2  # the one in hand, and one whose tokens were written before
+            steps = thread.attendant.history.count
+            time.sleep(0.2)  # the step in hand ends, and perhaps one whose tokens were written before
+            assert thread.attendant.history.count <= steps + 2
             busy.set()
         busy = keep_busy(seen.call.loop)
-        steps = thread.history.count
-        until(lambda: thread.history.count > steps + 5)
+        steps = thread.attendant.history.count
+        until(lambda: thread.attendant.history.count > steps + 5)
         busy.set()
         connection.close()
 

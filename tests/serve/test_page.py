@@ -140,6 +140,25 @@ return [...document.querySelectorAll('.tile b, .tile span, h2, h2 small, td, th,
 """
 
 
+def test_two_engines_stand_side_by_side(browser, module, tokenizer):
+    engines = [engine_of(module, tokenizer) for _ in range(2)]
+    with serving([lambda: engines[0], lambda: engines[1]]) as own:
+        for length in (5, 7):
+            own.complete(max_tokens=length, ignore_eos=True)
+        browser.open(f"{own.url}/?theme=light")
+        until(lambda: browser.run("return +document.documentElement.dataset.drawn || 0") >= 1)
+        boxes = browser.run("return [...document.querySelectorAll('.engine')].map(one => one.getBoundingClientRect())")
+        heads = browser.run("return [...document.querySelectorAll('.engine > h2')].map(one => one.textContent)")
+        drawn = browser.run("return [...document.querySelectorAll('canvas')].map(c => [c.width, c.clientWidth])")
+        width = browser.run("return [document.documentElement.scrollWidth, innerWidth]")
+    assert heads == ["Replica 0: ready, small steps", "Replica 1: ready, small steps"]
+    assert boxes[0]["top"] == boxes[1]["top"]
+    assert boxes[0]["right"] <= boxes[1]["left"]
+    assert len(drawn) == 2 * 2 + 1
+    assert all(pixels == shown for pixels, shown in drawn), f"drawn for another width: {drawn}"
+    assert width[0] <= width[1], "it has to be scrolled sideways"
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_it_can_be_read_from_the_last_row(browser, busy, theme):
     """Every text has a contrast of 4.5 at least (WCAG AA), and is not small at the width of a projector."""

@@ -146,7 +146,7 @@ def test_the_terminal_shows_the_same(engine):
         connection = own.open(COMPLETIONS, **{**ASKED, "max_tokens": 50})
         until(lambda: own.service.engines[0].seen)
         engine.let(3)
-        until(lambda: len(own.service.engines[0].history.steps) >= 3)
+        until(lambda: len(own.service.engines[0].attendant.history.steps) >= 3)
         looks = []
 
         def looked():  # it is done between two steps, and shown from then on
@@ -167,7 +167,7 @@ def test_the_terminal_shows_the_same(engine):
 
 
 def test_top_fits_a_terminal_however_much_runs():
-    """32 rows, 40 requests that wait, 4096 blocks: rows, blocks and memory are all on a screen of 50 lines."""
+    """32 rows, 40 requests that wait, 4096 blocks, one engine or two: all of it is on a screen of 50 lines."""
     spread = {"p50": 2727.8, "p95": 5772.3, "p99": None}
     figures = dict.fromkeys(("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"), spread)
     slots = [
@@ -193,12 +193,24 @@ def test_top_fits_a_terminal_however_much_runs():
         "engines": [engine],
     }
     for width in (120, 160):
-        console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-        console.print(screen(live))
-        text = console.export_text()
-        assert text.count("\n") <= 50
+        text = printed(live, width)
         for said in ("and 16 more rows", "32 of 32 rows, 40 waiting", "a mark stands for", "memory", "32 of 4096 used"):
             assert said in text
+        live["engines"] = [{**engine, "replica": number} for number in range(2)]
+        text = printed(live, width)
+        for said in ("and 24 more rows", "32 of 32 rows, 40 waiting", "replica 1: blocks: 32 of 4096 used"):
+            assert said in text
+        live["engines"] = [engine]
+
+
+def printed(live, width):
+    """The screen as text; it must not be higher than 50 lines."""
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(screen(live))
+    text = console.export_text()
+    assert text.count("\n") <= 50
+    assert "…" not in text
+    return text
 
 
 def test_top_says_in_one_line_what_is_wrong(engine, unused_port):
