@@ -44,7 +44,7 @@ class EngineContestant:
         engine = self.engine
         self.empty()
         engine.forward_seconds, engine.fed, engine.forwards, usages = 0.0, 0, 0, []
-        with self.at_work():
+        with self.at_work(), self.clocked() as parts:
             start = engine.device.clock()
             sequences = engine.sequences(
                 [request.prompt_ids for request in workload.requests], [request.params for request in workload.requests]
@@ -55,7 +55,7 @@ class EngineContestant:
             engine.device.synchronize()
             duration = engine.device.clock() - start
         facts = {"forward_s": engine.forward_seconds, "tokens_fed": float(engine.fed), "steps": float(engine.forwards)}
-        facts["host_share"] = 1 - engine.forward_seconds / duration
+        facts |= {"host_share": 1 - engine.forward_seconds / duration, **parts}
         if allocated := sum(usage.allocated for usage in usages):
             facts["kv_unused"] = 1 - sum(usage.held for usage in usages) / allocated
         times = [[at - start for at in sequence.timestamps.tokens] for sequence in sequences]
@@ -66,6 +66,11 @@ class EngineContestant:
     def at_work(self) -> Iterator[None]:
         """Entered while requests run."""
         yield
+
+    @contextmanager
+    def clocked(self) -> Iterator[dict[str, float]]:
+        """Entered while requests run; more facts, which are there afterwards."""
+        yield {}
 
     def empty(self) -> None:
         """An empty cache: no run may profit from prefixes that the one before left."""

@@ -13,9 +13,7 @@ from torch import nn
 
 from minfer.bench.contestants import Contestant, EngineContestant, engine_class, watched
 from minfer.bench.fast import Row, llama_cpp_row
-from minfer.bench.sample import Sample
 from minfer.bench.transformers_peer import TransformersContestant
-from minfer.bench.workloads import Workload
 from minfer.core.config import ModelConfig
 from minfer.core.device import Device
 from minfer.core.errors import DeviceError
@@ -71,22 +69,16 @@ class ClockedContestant(EngineContestant):
     """An engine whose runs also tell the seconds of their parts, where the host can see them: not on a card."""
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """As before; `parts` are those of the last run."""
-        self.parts: dict[str, float] = {}
+    def clocked(self) -> Iterator[dict[str, float]]:
+        """Seconds by part: layers_s, head_s …; see `PartClock`."""
+        parts: dict[str, float] = {}
         if self.engine.device.works_beside_host:
-            yield
+            yield parts
             return
         with PartClock(self.engine) as clock:
             before = clock.seconds
-            yield
-            self.parts = {name: after - before[name] for name, after in clock.seconds.items()}
-
-    def run(self, workload: Workload) -> Sample:
-        """As before; parts are facts."""
-        sample = super().run(workload)
-        sample.facts |= {f"{name}_s": seconds for name, seconds in self.parts.items()}
-        return sample
+            yield parts
+            parts |= {f"{name}_s": after - before[name] for name, after in clock.seconds.items()}
 
 
 class RanksContestant(ClockedContestant):
@@ -106,11 +98,10 @@ class RanksContestant(ClockedContestant):
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """As before, in rank 0's share."""
+        """In rank 0's share."""
         share = OwnShare(self.engine.options.world)
         try:
-            with super().at_work():
-                yield
+            yield
         finally:
             share.give_back()
 

@@ -15,8 +15,8 @@ from minfer.core.device import Device
 from minfer.core.measures.bandwidth import copy_bandwidth
 from minfer.cost import probes, real_steps
 from minfer.cost.fitting import Fit, fitted
-from minfer.cost.hardware import THIS_MACHINE, EngineRates, Hardware, Line
-from minfer.cost.real_steps import RealSteps
+from minfer.cost.hardware import THIS_MACHINE, Hardware, Line
+from minfer.cost.real_steps import RealStep, RealSteps
 
 FULL, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
 DTYPES = (FULL, HALF, BRAIN)
@@ -46,12 +46,17 @@ def calibrate(module: nn.Module, model: str, device: Device, title: str, ranks: 
     if ranks > 1:
         say(f"the link between {ranks} ranks")
         made = replace(made, link=link(ranks, device))
-    for variant in measured_variants(ranks):
-        kernels = variant.setup(config).kernels
-        say(f"steps of {kernels}")
-        with contestant(variant, module, model, device) as one:
-            made.engines[kernels] = rates(variant, one, config, made)
-    return made
+    found: dict[Variant, list[list[RealStep]]] = {variant: [] for variant in measured_variants(ranks)}
+    for number in range(PASSES):  # over all of them: what disturbs the machine for a while is over in the next
+        for variant, passes in found.items():
+            say(f"steps of {variant.setup(config).kernels}, pass {number + 1} of {PASSES}")
+            with contestant(variant, module, model, device) as one:
+                passes.append(RealSteps(one, config.vocab_size).all())
+    engines = {}
+    for variant, passes in found.items():
+        setup = variant.setup(config)
+        engines[setup.kernels] = Fit(setup, made, passes).rates()
+    return replace(made, engines=engines)
 
 
 def measured_variants(ranks: int) -> list[Variant]:
@@ -76,12 +81,6 @@ def contestant(variant: Variant, module: nn.Module, model: str, device: Device) 
         return
     own = copy.deepcopy(module).to(variant.dtype)
     yield EngineContestant(max(variant.phase, 6), own, variant.name, **options, **dict(variant.options))
-
-
-def rates(variant: Variant, made: EngineContestant, config: Any, machine: Hardware) -> EngineRates:
-    """Of a contestant's engine."""
-    steps = RealSteps(made, config.vocab_size)
-    return Fit(variant.setup(config), machine, [steps.all() for _ in range(PASSES)]).rates()
 
 
 def link(ranks: int, device: Device) -> Line:
