@@ -1,9 +1,11 @@
 """Real steps: an engine's own, over requests that make it meet many sizes, each step with what its parts took.
 
-prompts     one after another, of growing length
-dwindling   requests that begin together and leave one by one: some steps of each number of rows
-wide        some requests whose contexts are long
-many        short prompts at once: many rows of logits
+    prompts     one after another, of growing length
+    dwindling   requests that begin together and leave one by one: some steps of each number of rows
+    wide        some requests whose contexts are long
+    many        short prompts at once: many rows of logits
+
+None of them is a step that `minfer calibrate --check` compares with its prediction.
 """
 
 import random
@@ -71,11 +73,13 @@ class RealSteps:
         return steps if steps[0].seconds > SLOW else steps + self.together([(tokens, 1)])
 
     def together(self, requests: Items[tuple[int, int]]) -> list[RealStep]:
-        """Requests that begin at once, of so many tokens in and out, until all are done."""
+        """Requests that begin at once, of so many tokens in and out, until all are done. Raises what one ends with."""
         running = [self.submit(*request) for request in requests]
         steps = []
         while not all(sequence.finished for sequence in running):
             steps.append(self.step())
+        if failed := [sequence.error for sequence in running if sequence.error is not None]:
+            raise failed[0]
         return steps
 
     def submit(self, tokens: int, new: int) -> Sequence:
