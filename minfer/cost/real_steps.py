@@ -21,13 +21,13 @@ from minfer.cost.formulas import Step
 from minfer.cost.part_clock import PartClock
 from minfer.cost.simulation import step_of
 
-BATCH, EACH, SHORT = 16, 5, 24  # requests that dwindle; steps until the next one leaves; tokens of their prompts
+BATCH, EACH, SHORT = 16, 3, 24  # requests that dwindle; steps until the next one leaves; tokens of their prompts
 PROMPTS = (20, 32, 48, 96, 192, 384)
 WIDE = (8, 160)  # requests, and tokens of their prompts
 MANY = (32, 4)
+LAST = 4  # steps that those two decode
 OPTIONS = {"max_batch": 32, "token_budget": 2048, "share_prefixes": False}
 """Of an engine that takes each batch at once, and computes every prompt."""
-SLOW = 1.0  # seconds: a step that takes longer is not repeated
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,7 @@ class RealSteps:
     def all(self) -> list[RealStep]:
         """Once through all of them, but for what the model's context does not hold."""
         with self.contestant.at_work(), self.clock:
-            prompts = [self.prompt(tokens) for tokens in PROMPTS if tokens < self.engine.context]
-            batches = [self.together(batch) for batch in batches_within(self.engine.context)]
-            return [step for steps in (*prompts, *batches) for step in steps]
-
-    def prompt(self, tokens: int) -> list[RealStep]:
-        """A prompt alone, and once more."""
-        steps = self.together([(tokens, 1)])
-        return steps if steps[0].seconds > SLOW else steps + self.together([(tokens, 1)])
+            return [step for requests in batches_within(self.engine.context) for step in self.together(requests)]
 
     def together(self, requests: Items[tuple[int, int]]) -> list[RealStep]:
         """Requests that begin at once, of so many tokens in and out, until all are done. Raises what one ends with."""
@@ -98,16 +91,17 @@ class RealSteps:
 
 
 def batches_within(context: int) -> list[list[tuple[int, int]]]:
-    """By tokens in and out, the requests of the batches, cut to a context."""
+    """The requests of each batch, by tokens in and out: cut to a context, and left out where nothing would remain."""
+    prompts = [[(tokens, 1)] for tokens in PROMPTS]
     dwindling = [(SHORT, 1 + EACH * (number + 1)) for number in range(BATCH)]
-    wanted = [dwindling, [(WIDE[1], 1 + EACH)] * WIDE[0], [(MANY[1], 1 + EACH)] * MANY[0]]
-    return [[(min(tokens, context - new), new) for tokens, new in batch if new < context] for batch in wanted]
+    wanted = [*prompts, dwindling, [(WIDE[1], 1 + LAST)] * WIDE[0], [(MANY[1], 1 + LAST)] * MANY[0]]
+    fitting = [[(min(tokens, context - new), new) for tokens, new in batch if new < context] for batch in wanted]
+    return [batch for batch in fitting if batch]
 
 
 def blocks(block_size: int) -> int:
     """A pool that holds any of the batches, and any of the prompts."""
-    batches = [*batches_within(2**30), *([(tokens, 1)] for tokens in PROMPTS)]
-    return max(sum(-(-sum(request) // block_size) + 1 for request in batch) for batch in batches)
+    return max(sum(-(-sum(request) // block_size) + 1 for request in batch) for batch in batches_within(2**30))
 
 
 def sized(base: Any) -> Any:

@@ -16,7 +16,7 @@ SMALL = ("--num-prompts", "2", "--input-len", "4", "--output-len", "4", "--repea
 @pytest.fixture(autouse=True)
 def brief(monkeypatch):
     """Probes of few sizes, each timed twice."""
-    small = {"BATCH": 2, "EACH": 2, "PROMPTS": (20,), "WIDE": (2, 40), "MANY": (3, 4)}
+    small = {"BATCH": 2, "EACH": 2, "PROMPTS": (20,), "WIDE": (2, 40), "MANY": (3, 4), "LAST": 1}
     for name, value in small.items():
         monkeypatch.setattr(real_steps, name, value)
     monkeypatch.setattr(probes, "LEAST", 1e-6)
