@@ -1,7 +1,7 @@
 """Calibration: this machine's rates: of its memory and operators by probes, of engines by their own real steps."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -50,8 +50,7 @@ def calibrate(module: nn.Module, model: str, device: Device, title: str, ranks: 
     for number in range(PASSES):  # over all of them: what disturbs the machine for a while is over in the next
         for variant, passes in found.items():
             say(f"steps of {variant.setup(config).kernels}, pass {number + 1} of {PASSES}")
-            with contestant(variant, module, model, device) as one:
-                passes.append(RealSteps(one, config.vocab_size).all())
+            passes.append(steps(variant, module, model, device))
     engines = {}
     for variant, passes in found.items():
         setup = variant.setup(config)
@@ -67,12 +66,19 @@ def measured_variants(ranks: int) -> list[Variant]:
             kinds.setdefault((variant.weights, variant.phase >= 7, variant.ranks > 1), variant)
     return [
         one if one.ranks == 1 else replace(one, ranks=ranks, options=(("tensor_parallel", ranks),))
-        for one in kinds.values()
+        for one in sorted(kinds.values(), key=lambda one: -one.ranks)  # what cannot be dealt out is refused at once
     ]
 
 
+def steps(variant: Variant, module: nn.Module, model: str, device: Device) -> list[RealStep]:
+    """Of an engine that is made for them: so there is never more than one beside `module`."""
+    config: Any = module.config
+    with contestant(variant, module, model, device) as made:
+        return RealSteps(made, config.vocab_size).all()
+
+
 @contextmanager
-def contestant(variant: Variant, module: nn.Module, model: str, device: Device) -> Any:
+def contestant(variant: Variant, module: nn.Module, model: str, device: Device) -> Iterator[EngineContestant]:
     """Its engine, of phase 6 at least, with room for the real steps; gone in the end."""
     options = {**real_steps.OPTIONS, "num_blocks": real_steps.blocks(BLOCK), "block_size": BLOCK}
     if variant.ranks > 1:

@@ -167,7 +167,7 @@ def test_none_of_the_steps_is_one_that_the_check_predicts():
     nothing = Nothing(random_config("smollm2-135m"))
     made = EngineContestant(5, nothing, **real_steps.OPTIONS, num_blocks=real_steps.blocks(BLOCK), block_size=BLOCK)
     met = {step.sizes for step in RealSteps(made, 17).all()}
-    assert len(met) > 30
+    assert len(met) > 20
     assert not met & {decoded(*cell) for cell in DECODES}
     assert not met & {Step.prefill(tokens) for tokens in PREFILLS}
 
