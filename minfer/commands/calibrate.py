@@ -85,15 +85,16 @@ def products(made: Hardware) -> Table:
 
 
 def others(made: Hardware) -> Table:
-    """The lines of what lies beside products."""
+    """What lies beside products."""
     table = Table(title="beside products in real steps, µs a layer; of the host, µs a step", title_justify="left")
     table.add_column("engine")
-    for name in ("others", "a token", "attention", "a KiB", "gather", "a KiB", "host", "a request"):
+    for name in ("others, 1 token", "192 tokens", "attention", "a KiB", "gather", "a KiB", "host", "a request"):
         table.add_column(name, justify="right")
     for name, rates in made.engines.items():
-        beside = rates.compiled or rates.beside
-        lines = (beside, 1), (rates.decode, 1024), (rates.gather, 1024), (rates.host, 1)
-        table.add_row(name, *(f"{1e6 * cost:.3g}" for one, unit in lines for cost in (one.call, unit * one.per)))
+        others = (rates.compiled or rates.beside).seconds(1), rates.beside.seconds(192)
+        lines = (rates.decode, 1024), (rates.gather, 1024), (rates.host, 1)
+        costs = [*others, *(cost for one, unit in lines for cost in (one.call, unit * one.per))]
+        table.add_row(name, *(f"{1e6 * cost:.3g}" for cost in costs))
     return table
 
 

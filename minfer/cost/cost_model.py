@@ -1,7 +1,7 @@
 """CostModel: seconds of a step, by part, from the step's bytes and FLOPs and a machine's rates.
 
     products        their weights at the machine's bandwidth are `weights`; what they take beyond that is `arithmetic`
-    attention       `kv`, and what its own arithmetic takes beyond reading
+    attention       `kv`; by formula, what it computes takes longer than reading is `arithmetic` too
     gathering       `copies`
     other calls     `launches`: the host's time for each, or the device's, and the numbers that they move
     ranks           `communication`: two all-reduces a layer, and the gathering of logits
@@ -87,15 +87,13 @@ class CostModel:
         products = {"layers": rates.layers, "head": rates.head}
         multiplying = sum(products[one.part].seconds(one.rows) * one.weights for one in work.products)
         weights = min(multiplying, work.weights_read / self.hardware.bandwidth)
-        attending = layers * self.attention(step, rates)
-        kv = min(attending, work.kv_read / self.hardware.bandwidth)
         compiled = rates.compiled if only_decodes(step) else None
         gathering = layers * rates.gather.seconds(work.copied / layers) if work.copied and compiled is None else 0.0
         return Terms(
             weights=weights,
-            kv=kv,
+            kv=layers * self.attention(step, rates),
             copies=gathering,
-            arithmetic=multiplying - weights + attending - kv,
+            arithmetic=multiplying - weights,
             launches=layers * (compiled or rates.beside).seconds(step.tokens),
             communication=rates.communication.seconds(self.messages(step)) if rates.communication else 0.0,
             host=rates.host.seconds(len(step.queries)),

@@ -15,6 +15,21 @@ Of = Callable[[RealStep], Any]
 NOTHING = Line(0.0, 0.0)
 
 
+def tokens(step: RealStep) -> int:
+    """Of all requests together."""
+    return step.sizes.tokens
+
+
+def decoding(step: RealStep) -> bool:
+    """Whether it computes one token of each request."""
+    return only_decodes(step.sizes)
+
+
+def every(step: RealStep) -> bool:
+    """Any step."""
+    return True
+
+
 class Fit:
     """Of one engine, whose steps were run through some times.
 
@@ -31,12 +46,11 @@ class Fit:
     def rates(self) -> EngineRates:
         """Every term from the steps that have it."""
         formulas = self.formulas
-        beside = self.line(tokens, self.beside, (lambda step: not decoding(step)) if self.is_compiled else every)
         compiled, decode, gather = self.compiled() if self.is_compiled else (None, *self.paged())
         return EngineRates(
             layers=self.curve(tokens, lambda step: step.parts["layers"] / formulas.layer_weights),
             head=self.curve(lambda step: step.sizes.rows, lambda step: step.parts["head"] / formulas.head_weights),
-            beside=beside,
+            beside=self.curve(tokens, self.beside, (lambda step: not decoding(step)) if self.is_compiled else every),
             prefill=self.prefill(),
             decode=decode,
             gather=gather,
@@ -91,9 +105,9 @@ class Fit:
 
     # ---- how -----------------------------------------------------------------------------------------------------
 
-    def curve(self, size: Of, took: Of) -> Curve:
-        """Through all that were met, but for 0."""
-        return Curve(tuple(sorted((at, seconds) for at, seconds in self.least(size, took, every).items() if at)))
+    def curve(self, size: Of, took: Of, of: Of = every) -> Curve:
+        """Through all sizes that were met, but for 0."""
+        return Curve(tuple(sorted((at, seconds) for at, seconds in self.least(size, took, of).items() if at)))
 
     def line(self, size: Of, took: Of, of: Of) -> Line:
         """By one size."""
@@ -110,21 +124,6 @@ class Fit:
             for at, seconds in alike.items():
                 found[at] = min(median(seconds), found.get(at, float("inf")))
         return found
-
-
-def tokens(step: RealStep) -> int:
-    """Of all requests together."""
-    return step.sizes.tokens
-
-
-def decoding(step: RealStep) -> bool:
-    """Whether it computes one token of each request."""
-    return only_decodes(step.sizes)
-
-
-def every(step: RealStep) -> bool:
-    """Any step."""
-    return True
 
 
 def fitted(points: Mapping[tuple[float, ...], float]) -> list[float]:

@@ -13,11 +13,13 @@ from minfer.core.hub import cache_folder
 SCHEMA = "minfer.hardware/3"
 FILES = Path(__file__).parents[1] / "assets" / "hardware"
 THIS_MACHINE = "this machine"
+CURVES = ("layers", "head", "beside")
+"""What `EngineRates` know at each number of rows that was met; the rest are lines."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Measured seconds for each weight of a product, by rows; between the points, straight in logarithms.
+    """Measured seconds by rows, of a product for each weight; between the points, straight in logarithms.
 
     Beyond the last point a row costs what the last one did.
     """
@@ -25,7 +27,7 @@ class Curve:
     points: tuple[tuple[int, float], ...]
 
     def seconds(self, rows: int) -> float:
-        """Seconds per weight of a product of so many rows."""
+        """Of so many rows."""
         known = [at for at, _ in self.points]
         place = bisect_left(known, rows)
         if place == 0:
@@ -69,7 +71,7 @@ class EngineRates:
 
     layers: Curve
     head: Curve
-    beside: Line
+    beside: Curve
     prefill: Line
     decode: Line
     gather: Line
@@ -80,7 +82,7 @@ class EngineRates:
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> "EngineRates":
         """What a file has."""
-        curves: Any = {name: Curve(tuple((rows, at) for rows, at in facts[name])) for name in ("layers", "head")}
+        curves: Any = {name: Curve(tuple((rows, at) for rows, at in facts[name])) for name in CURVES}
         lines: Any = {name: value and Line(*value) for name, value in facts.items() if name not in curves}
         return cls(**curves, **lines)
 

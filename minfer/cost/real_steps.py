@@ -63,7 +63,10 @@ class RealSteps:
     def all(self) -> list[RealStep]:
         """Once through all of them, but for what the model's context does not hold."""
         with self.contestant.at_work(), self.clock:
-            return [step for requests in batches_within(self.engine.context) for step in self.together(requests)]
+            batches = batches_within(self.engine.context)
+            for prompt in batches[: len(PROMPTS)]:
+                self.together(prompt)  # not kept: memory is taken when a size is met for the first time
+            return [step for requests in batches for step in self.together(requests)]
 
     def together(self, requests: Items[tuple[int, int]]) -> list[RealStep]:
         """Requests that begin at once, of so many tokens in and out, until all are done. Raises what one ends with."""

@@ -178,7 +178,7 @@ CONFIG = tiny_model("llama", 17).config
 KNOWN = EngineRates(
     layers=Curve(((1, 2e-7), (2, 3e-7), (3, 7e-7), (20, 9e-7), (40, 2e-6))),
     head=Curve(((1, 5e-7), (2, 6e-7), (3, 8e-7))),
-    beside=Line(2e-3, 3e-5),
+    beside=Curve(((1, 2e-3), (2, 3e-3), (3, 5e-3), (20, 7e-3), (40, 8e-3))),
     prefill=Line(4e-4, 5e-8),
     decode=Line(6e-4, 7e-7),
     gather=Line(8e-5, 9e-8),
@@ -225,11 +225,19 @@ def changed(**lines):
     return EngineRates(**{**vars(KNOWN), **lines})
 
 
+COMPILED = changed(
+    compiled=Line(1e-3, 2e-5),
+    decode=Line(0.0, 7e-7),
+    gather=Line(0.0, 0.0),
+    beside=Curve(((20, 7e-3), (40, 8e-3))),
+)
+
+
 @pytest.mark.parametrize(
     ("setup", "rates"),
     [
         (Setup(CONFIG, 5), KNOWN),
-        (Setup(CONFIG, 7), changed(compiled=Line(1e-3, 2e-5), decode=Line(0.0, 7e-7), gather=Line(0.0, 0.0))),
+        (Setup(CONFIG, 7), COMPILED),
         (Setup(CONFIG, 5, ranks=2), changed(communication=Line(2e-2, 3e-9))),
     ],
 )
