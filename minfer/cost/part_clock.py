@@ -31,7 +31,9 @@ class PartClock:
         self.engine, self.device = engine, engine.device
         ranks = getattr(engine, "ranks", None)
         self.groups: list[Any] = [ranks.tensor, ranks.world, ranks.host] if ranks else []
+        self.now: Callable[[], float] = self.done if self.device.works_beside_host else self.device.clock
         self.own = dict.fromkeys(PARTS[:-1], 0.0)
+        self.claimed = 0.0  # all of them together
         self.undo = ExitStack()
 
     @property
@@ -41,7 +43,7 @@ class PartClock:
 
     def waited(self) -> float:
         """Seconds that this rank has spent in operations between ranks."""
-        return sum(group.seconds for group in self.groups)
+        return sum([group.seconds for group in self.groups]) if self.groups else 0.0
 
     def __enter__(self) -> "PartClock":
         head = getattr(self.engine.model, "lm_head", None)
@@ -86,22 +88,20 @@ class PartClock:
 
     def timed(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
         """`work`, whose seconds are added to a part, but for those that are other parts' meanwhile."""
-        own, claimed, now = self.own, self.claimed, self.now
+        own, now, waited = self.own, self.now, self.waited
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            others, start = claimed(), now()
+            claimed, start = self.claimed + waited(), now()
             try:
                 return work(*args, **kwargs)
             finally:
-                own[name] += now() - start - (claimed() - others)
+                seconds = now() - start - (self.claimed + waited() - claimed)
+                own[name] += seconds
+                self.claimed += seconds
 
         return run
 
-    def claimed(self) -> float:
-        """Seconds that are some part's already."""
-        return sum(self.own.values()) + self.waited()
-
-    def now(self) -> float:
+    def done(self) -> float:
         """The time when all that was queued is done."""
         self.device.synchronize()
         return self.device.clock()
