@@ -99,6 +99,13 @@ def test_what_a_part_waits_for_other_ranks_is_communication_and_nothing_else(dev
     assert found["layers"] + found["head"] == PRODUCT * products
 
 
+def test_where_the_device_works_beside_the_host_no_clock_is_believed(device, monkeypatch):
+    monkeypatch.setattr(Simulated, "works_beside_host", True)
+    run = contestant(5, device).run(batch(17, 1, 6, 2))
+    assert "forward_s" in run.facts
+    assert not {f"{name}_s" for name in PARTS} & run.facts.keys()
+
+
 @pytest.mark.parametrize(("phase", "family"), [(4, "llama"), (5, "gpt2"), (6, "llama"), (7, "llama"), (7, "gpt2")])
 def test_an_engine_is_afterwards_as_it_was_and_says_the_same_under_the_clock(phase, family):
     made = contestant(phase, "cpu", EngineContestant, family)
