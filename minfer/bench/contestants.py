@@ -1,6 +1,8 @@
 """Contestants: minfer's engines and their peers, each of which runs a workload and says when its tokens came."""
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -42,22 +44,33 @@ class EngineContestant:
         engine = self.engine
         self.empty()
         engine.forward_seconds, engine.fed, engine.forwards, usages = 0.0, 0, 0, []
-        start = engine.device.clock()
-        sequences = engine.sequences(
-            [request.prompt_ids for request in workload.requests], [request.params for request in workload.requests]
-        )
-        for _ in engine.run(sequences):
-            if hasattr(engine, "kv_usage"):
-                usages.append(engine.kv_usage())
-        engine.device.synchronize()
-        duration = engine.device.clock() - start
+        with self.at_work(), self.clocked() as parts:
+            start = engine.device.clock()
+            sequences = engine.sequences(
+                [request.prompt_ids for request in workload.requests], [request.params for request in workload.requests]
+            )
+            for _ in engine.run(sequences):
+                if hasattr(engine, "kv_usage"):
+                    usages.append(engine.kv_usage())
+            engine.device.synchronize()
+            duration = engine.device.clock() - start
         facts = {"forward_s": engine.forward_seconds, "tokens_fed": float(engine.fed), "steps": float(engine.forwards)}
-        facts["host_share"] = 1 - engine.forward_seconds / duration
+        facts |= {"host_share": 1 - engine.forward_seconds / duration, **parts}
         if allocated := sum(usage.allocated for usage in usages):
             facts["kv_unused"] = 1 - sum(usage.held for usage in usages) / allocated
         times = [[at - start for at in sequence.timestamps.tokens] for sequence in sequences]
         waits = [(sequence.timestamps.scheduled or start) - start for sequence in sequences]
         return checked(Sample(times, duration, facts, waits), workload, self.name)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Entered while requests run."""
+        yield
+
+    @contextmanager
+    def clocked(self) -> Iterator[dict[str, float]]:
+        """Entered while requests run; more facts, which are there afterwards."""
+        yield {}
 
     def empty(self) -> None:
         """An empty cache: no run may profit from prefixes that the one before left."""

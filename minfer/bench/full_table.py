@@ -27,7 +27,7 @@ from minfer.core.hub import resolve
 from minfer.core.measures.bandwidth import copy_bandwidth
 from minfer.core.measures.peak_memory import PeakMemory
 from minfer.cost.cost_model import CostModel
-from minfer.cost.hardware import calibrated_path, find_hardware
+from minfer.cost.hardware import calibrated
 from minfer.cost.probes import reading
 from minfer.cost.simulation import simulate
 from minfer.phase2 import Engine, EngineOptions
@@ -161,9 +161,10 @@ class FullTable:
 
     def predict(self) -> None:
         """What the cost model says of each row, if this machine was calibrated."""
-        if not calibrated_path().is_file():
+        if (hardware := calibrated()) is None:
+            self.console.print("minfer: nothing is predicted: calibrate this machine with minfer calibrate")
             return
-        hardware, by_name = find_hardware(None), {variant.name: variant for variant in VARIANTS}
+        by_name = {variant.name: variant for variant in VARIANTS}
         for entry in self.part["rows"]:
             if (variant := by_name.get(entry["name"])) is None or "figures" not in entry:
                 continue

@@ -129,7 +129,7 @@ def runs(row: dict[str, Any]) -> list[Sample]:
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return round(value, 6)
+        return round(value, 6) if abs(value) >= 1e-3 else float(f"{value:.4g}")
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
     return [_rounded(item) for item in value] if isinstance(value, list) else value

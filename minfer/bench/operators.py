@@ -16,6 +16,8 @@ KINDS = {
     "other": r"aten::embedding$",  # reads its rows by index_select
 }
 """Operators of each kind, what they call included; whatever is of no kind is `other`."""
+FUSED = "_fused_"
+"""In the names of the kernels of torch.compile."""
 
 NO_WORK = re.compile(
     r"aten::(_?view|view_as|_?reshape|_unsafe_view|_reshape_alias|transpose|t|permute|unsqueeze_?|squeeze_?|expand|"
@@ -32,6 +34,7 @@ class Operators:
 
     calls: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
+    compiled: Counter[str] = field(default_factory=Counter)  # of these seconds, in kernels that the compiler wrote
     within: float = 0.0  # seconds inside the label
     events: Counter[str] = field(default_factory=Counter)  # that the profiler noted inside it, by kind; others: ""
 
@@ -61,6 +64,7 @@ class Operators:
             self.within += nanoseconds / 1e9
         if kind and not outer.kind:
             self.seconds[kind] += nanoseconds / 1e9
+            self.compiled[kind] += nanoseconds / 1e9 * (FUSED in name)
 
     def _leave(self, stack: "list[Frame]") -> None:
         """What called nothing that works may work itself."""
@@ -90,4 +94,4 @@ def kind_of(name: str) -> str | None:
 
 def _works(name: str) -> bool:
     """Whether it is an operator, or a kernel of torch.compile, that computes or copies."""
-    return ("::" in name or "_fused_" in name) and not NO_WORK.match(name)
+    return ("::" in name or FUSED in name) and not NO_WORK.match(name)

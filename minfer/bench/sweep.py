@@ -13,7 +13,7 @@ from minfer.core.checkpoint import Checkpoint
 from minfer.core.device import Device
 from minfer.core.hub import resolve
 from minfer.cost.cost_model import CostModel, Setup
-from minfer.cost.hardware import calibrated_path, find_hardware
+from minfer.cost.hardware import calibrated
 from minfer.cost.simulation import simulate
 from minfer.phase2 import Engine, EngineOptions
 from minfer.plots.recording import Recording
@@ -77,9 +77,9 @@ class Sweep:
 
     def predicted(self, phase: int, work: workloads.Workload) -> dict[str, float] | None:
         """By the cost model, if this machine was calibrated."""
-        if not calibrated_path().is_file():
+        if (hardware := calibrated()) is None:
             return None
-        model = CostModel(Setup(self.module.config, phase), find_hardware(None))
+        model = CostModel(Setup(self.module.config, phase), hardware)
         sample, _, _ = simulate(model, work, len(work.requests))
         return point(sample)
 

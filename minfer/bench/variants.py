@@ -1,7 +1,8 @@
 """Variants: the engines of the benchmark table, each one change away from another; made where they can be."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,13 +13,12 @@ from torch import nn
 
 from minfer.bench.contestants import Contestant, EngineContestant, engine_class, watched
 from minfer.bench.fast import Row, llama_cpp_row
-from minfer.bench.sample import Sample
 from minfer.bench.transformers_peer import TransformersContestant
-from minfer.bench.workloads import Workload
 from minfer.core.config import ModelConfig
 from minfer.core.device import Device
 from minfer.core.errors import DeviceError
 from minfer.cost.cost_model import Setup
+from minfer.cost.part_clock import PartClock
 from minfer.phase10.cores import OwnShare
 
 BLOCK = 16
@@ -65,26 +65,43 @@ VARIANTS = (
 """Weights first, one request at a time; then what serving changes, in float32."""
 
 
-class RanksContestant(EngineContestant):
+class ClockedContestant(EngineContestant):
+    """An engine whose runs also tell the seconds of their parts, where the host can see them: not on a card."""
+
+    @contextmanager
+    def clocked(self) -> Iterator[dict[str, float]]:
+        """Seconds by part: layers_s, head_s …; see `PartClock`."""
+        parts: dict[str, float] = {}
+        if self.engine.device.works_beside_host:
+            yield parts
+            return
+        with PartClock(self.engine) as clock:
+            before = clock.seconds
+            yield parts
+            parts |= {f"{name}_s": after - before[name] for name, after in clock.seconds.items()}
+
+
+class RanksContestant(ClockedContestant):
     """An engine whose ranks are processes of their own: loaded, not handed a module; its cache stays between runs.
 
     Prefixes are not shared, so no run profits from what the one before left. Rank 0 has its share of this process's
     cores and threads only while it runs: the other contestants have them all.
     """
 
-    def __init__(self, variant: Variant, model: str, device: Device, max_batch: int, num_blocks: int) -> None:
+    def __init__(self, variant: Variant, model: str, device: Device, **options: Any) -> None:
         self.name, base = variant.name, engine_class(variant.phase)
-        options = {"dtype": variant.computed, "share_prefixes": False, "device": device, **dict(variant.options)}
-        self.engine = base.load(model, max_batch=max_batch, num_blocks=num_blocks, **options)
+        options |= {"dtype": variant.computed, "share_prefixes": False, "device": device, **dict(variant.options)}
+        self.engine = base.load(model, **options)
         self.engine.__class__ = watched(base)  # the other ranks know the class by its own name
         for share in list(OwnShare.held):
             share.give_back()
 
-    def run(self, workload: Workload) -> Sample:
-        """As before, in rank 0's share."""
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """In rank 0's share."""
         share = OwnShare(self.engine.options.world)
         try:
-            return super().run(workload)
+            yield
         finally:
             share.give_back()
 
@@ -132,13 +149,13 @@ class Rows:
         """The contestant of a variant; those that take their model apart get a copy of it."""
         batch = self.batch if variant.together else 1
         if variant.ranks > 1:
-            return RanksContestant(variant, self.model, self.device, batch, self.num_blocks)
+            return RanksContestant(variant, self.model, self.device, max_batch=batch, num_blocks=self.num_blocks)
         options: dict[str, Any] = {"max_batch": batch, **dict(variant.options)}
         if variant.phase >= 5:
             options |= {"num_blocks": self.num_blocks, "block_size": BLOCK}
         shared = variant.phase < 7 and variant.dtype == torch.float32 and not variant.options
         module = self.module if shared else copy.deepcopy(self.module).to(variant.dtype)
-        return EngineContestant(variant.phase, module, variant.name, **options)
+        return ClockedContestant(variant.phase, module, variant.name, **options)
 
     def peers(self) -> list[Row]:
         """What a user would take instead, on the same weights."""

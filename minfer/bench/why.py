@@ -1,6 +1,7 @@
 """Why two rows of a ledger differ: their measured times per token, and what each time goes to."""
 
 import statistics
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
@@ -8,6 +9,7 @@ from minfer.bench.anatomy import terms
 from minfer.bench.ledger import runs
 from minfer.bench.sample import Sample
 from minfer.core.errors import MinferError
+from minfer.cost.cost_model import Terms
 from minfer.cost.waterfall import ADVICE, MEANING, NAMES, Waterfall
 
 
@@ -30,10 +32,16 @@ def row_named(ledger: dict[str, Any], name: str) -> dict[str, Any]:
 def waterfall(ledger: dict[str, Any], first: dict[str, Any], second: dict[str, Any]) -> Waterfall:
     """From one row to the other, in ms per output token."""
     rows = first, second
-    before, after = (terms(row["anatomy"], _median_run(row), ledger["bandwidth"]) for row in rows)
     times = [[milliseconds(sample) for sample in runs(row)] for row in rows]
     noise = max((max(each) - min(each)) / 2 for each in times)
+    before, after = (parts(ledger, row) for row in rows)
     return Waterfall.of(statistics.median(times[0]), statistics.median(times[1]), before, after, noise)
+
+
+def parts(ledger: dict[str, Any], row: dict[str, Any]) -> Terms:
+    """Of each part the median over the row's runs, in ms per output token."""
+    found = [asdict(terms(row["anatomy"], run, ledger["bandwidth"])) for run in runs(row)]
+    return Terms(**{name: statistics.median(one[name] for one in found) for name in NAMES})
 
 
 def neighbours(ledger: dict[str, Any]) -> list[tuple[str, str, Waterfall]]:
@@ -47,12 +55,6 @@ def milliseconds(sample: Sample) -> float:
     return 1000 / sample.output_throughput
 
 
-def _median_run(row: dict[str, Any]) -> Sample:
-    """The run in the middle, whose host time is taken."""
-    ordered = sorted(runs(row), key=milliseconds)
-    return ordered[(len(ordered) - 1) // 2]
-
-
 def in_words(ledger: dict[str, Any], one: str, other: str, made: Waterfall) -> list[str]:
     """What changed, the largest part first; what the second row is bound by, and what to try."""
     change = f"{made.first:.2f} → {made.second:.2f} ms per output token ({made.difference:+.2f}"
@@ -64,12 +66,20 @@ def in_words(ledger: dict[str, Any], one: str, other: str, made: Waterfall) -> l
         if abs(change_ms) >= 0.005 * made.first:
             said.append(f"  {change_ms:+8.2f} ms  {NAMES[name]}: {MEANING[name]}")
     share = f"{made.unexplained_share:.0%} of the difference"
-    said.append(f"  {made.unexplained:+8.2f} ms  unexplained, {share}: the runs' drift, and what profiling changes")
-    row = row_named(ledger, other)
-    parts = terms(row["anatomy"], _median_run(row), ledger["bandwidth"])
-    bound = max(NAMES, key=lambda name: getattr(parts, name))
     said.append(
-        f"{other} is bound by {NAMES[bound]}, {getattr(parts, bound) / made.second:.0%} of its time; to try next: "
+        f"  {made.unexplained:+8.2f} ms  unexplained, {share}: what clock and profiler disagree about, and drift"
+    )
+    found = parts(ledger, row_named(ledger, other))
+    bound = max(NAMES, key=lambda name: getattr(found, name))
+    said.append(
+        f"{other} is bound by {NAMES[bound]}, {getattr(found, bound) / made.second:.0%} of its time; to try next: "
         f"{ADVICE[bound]}"
     )
-    return said
+    return [*said, how(ledger, one, other)]
+
+
+def how(ledger: dict[str, Any], *names: str) -> str:
+    """Which parts are measured, and how; which is reckoned."""
+    clocked = all("layers_s" in run.facts for name in names for run in runs(row_named(ledger, name)))
+    by = "by the clock in the counted runs, launches under the profiler" if clocked else "under the profiler, in shares"
+    return f"measured {by}; weights read is reckoned: its bytes over {ledger['bandwidth'] / 1e9:.0f} GB/s"

@@ -20,6 +20,7 @@ from minfer.cost.hardware import Hardware, calibrated_path, write
 from minfer.phase2 import Engine, EngineOptions
 
 WIDTH = 120  # columns in a file or a pipe
+SHOWN = (1, 2, 4, 8, 16, 48, 192)  # rows
 
 
 def calibrate(
@@ -43,7 +44,7 @@ def calibrate(
     errors = Console(stderr=True)
     with errors.status("") as status:
         title = f"{where['cpu']}, {where['threads']} threads, torch {where['torch']}, in the shapes of {model}"
-        made = measure(module, place, title, ranks, lambda what: status.update(f"measuring {what}"))
+        made = measure(module, model, place, title, ranks, lambda what: status.update(f"measuring {what}"))
     path = out or calibrated_path()
     write(path, made)
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
@@ -61,26 +62,40 @@ def show(console: Console, made: Hardware) -> None:
     console.print(f"memory {made.bandwidth / 1e9:.1f} GB/s; elementwise operators {made.moved / 1e9:.1f} GB/s")
     rates = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in made.flops.items())
     console.print(f"a large product, GFLOP/s: {rates}")
-    calls = ", ".join(f"{name} {1e6 * one.call:.0f} + {1e6 * one.per:.2f}" for name, one in made.layer.items())
-    console.print(f"a layer beside products and attention, µs and µs a token: {calls}")
-    console.print(
-        f"an operator costs {made.operation * 1e6:.1f} µs; between forwards {made.step * 1e6:.0f} µs a step and "
-        f"{made.request * 1e6:.0f} µs a request"
-    )
+    console.print(f"an operator costs {made.operation * 1e6:.1f} µs")
     if made.link is not None:
         console.print(
             f"an all-reduce costs {made.link.call * 1e6:.0f} µs and {1e6 * made.link.per:.3g} µs for each MB"
             if made.link.per == 0
             else f"an all-reduce costs {made.link.call * 1e6:.0f} µs, then {1e-9 / made.link.per:.2f} GB/s"
         )
-    rows = [rows for rows, _ in next(iter(made.products.values()))["layers"].points]
-    table = Table(title="products of all layers, GFLOP/s by rows", title_justify="left")
-    table.add_column("weights")
-    for count in rows:
+    console.print(products(made))
+    console.print(others(made))
+
+
+def products(made: Hardware) -> Table:
+    """What engines multiply with in their steps, by some numbers of rows."""
+    table = Table(title="products of all layers in real steps, GFLOP/s by rows", title_justify="left")
+    table.add_column("engine")
+    for count in SHOWN:
         table.add_column(str(count), justify="right")
-    for name, parts in made.products.items():
-        table.add_row(name, *(f"{2e-9 * count / took:.0f}" for count, took in parts["layers"].points))
-    console.print(table)
+    for name, rates in made.engines.items():
+        table.add_row(name, *(f"{2e-9 * count / rates.layers.seconds(count):.0f}" for count in SHOWN))
+    return table
+
+
+def others(made: Hardware) -> Table:
+    """What lies beside products."""
+    table = Table(title="beside products in real steps, µs a layer; of the host, µs a step", title_justify="left")
+    table.add_column("engine")
+    for name in ("others, 1 token", "192 tokens", "attention", "a KiB", "gather", "a KiB", "host", "a request"):
+        table.add_column(name, justify="right")
+    for name, rates in made.engines.items():
+        others = (rates.compiled or rates.beside).seconds(1), rates.beside.seconds(192)
+        lines = (rates.decode, 1024), (rates.gather, 1024), (rates.host, 1)
+        costs = [*others, *(cost for one, unit in lines for cost in (one.call, unit * one.per))]
+        table.add_row(name, *(f"{1e6 * cost:.3g}" for cost in costs))
+    return table
 
 
 def show_check(console: Console, cells: list[Cell]) -> None:

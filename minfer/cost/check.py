@@ -16,12 +16,12 @@ from minfer.core.params import SamplingParams
 from minfer.cost.cost_model import CostModel
 from minfer.cost.formulas import Step
 from minfer.cost.hardware import Hardware
-from minfer.cost.probes import PASSES
 
 ROWS = ("Continuous batch", "BF16", "INT8", "Fused")
-DECODES = ((1, 40), (5, 90), (8, 200), (14, 90))  # batch, context
+DECODES = ((1, 40), (5, 130), (8, 200), (14, 90), (18, 60))  # batch, context
 PREFILLS = (64, 300)
 REPEATS = 7
+PASSES = 2
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,11 @@ class Cell:
     def error(self) -> float:
         """Predicted over measured, less 1."""
         return self.predicted / self.measured - 1
+
+
+def decoded(batch: int, context: int) -> Step:
+    """The sizes of the step in the middle of those that are timed of a cell."""
+    return Step.decode([context + REPEATS // 2] * batch, BLOCK)
 
 
 class Check:
@@ -61,7 +66,7 @@ class Check:
         """The cells of one engine."""
         model = CostModel(variant.setup(self.config), self.hardware)
         for batch, context in DECODES:
-            step = Step.decode([context + REPEATS // 2] * batch, BLOCK)
+            step = decoded(batch, context)
             took = self.decode(engine, batch, context)
             yield Cell(variant.name, f"decode {batch} × 1 over {context}", took, model.step(step).total)
         for tokens in PREFILLS:
@@ -73,7 +78,11 @@ class Check:
         most = max(batch * (context + 2 * REPEATS) for batch, context in DECODES)
         options = {"num_blocks": 2 * most // BLOCK + 64, "share_prefixes": False, **dict(variant.options)}
         base = engine_class(variant.phase)
-        return base(copy.deepcopy(self.module).to(variant.dtype), None, base.Options(max_batch=16, **options))
+        return base(
+            copy.deepcopy(self.module).to(variant.dtype),
+            None,
+            base.Options(max_batch=max(batch for batch, _ in DECODES), **options),
+        )
 
     def prompt(self, tokens: int) -> list[int]:
         """Any ids."""

@@ -1,7 +1,7 @@
 """CostModel: seconds of a step, by part, from the step's bytes and FLOPs and a machine's rates.
 
     products        their weights at the machine's bandwidth are `weights`; what they take beyond that is `arithmetic`
-    attention       `kv`, and what its own arithmetic takes beyond reading
+    attention       `kv`; by formula, what it computes takes longer than reading is `arithmetic` too
     gathering       `copies`
     other calls     `launches`: the host's time for each, or the device's, and the numbers that they move
     ranks           `communication`: two all-reduces a layer, and the gathering of logits
@@ -15,12 +15,10 @@ from dataclasses import asdict, dataclass, fields
 from minfer.core.config import ModelConfig
 from minfer.cost import operations
 from minfer.cost.formulas import Formulas, Product, Step
-from minfer.cost.hardware import Hardware
+from minfer.cost.hardware import EngineRates, Hardware
 from minfer.cost.operations import PAGED_CALLS, Operations
 
-COMPILED = "float32, compiled"
-"""Under which name a calibrated machine has decode attention that is compiled with what surrounds it."""
-FUSED, GRAPHS, PAGED, CACHED = 7, 8, 5, 3  # the phases from which on a step is so
+FUSED, GRAPHS, PAGED = 7, 8, 5  # the phases from which on a step is so
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,9 @@ class Setup:
 
     @property
     def kernels(self) -> str:
-        """Under which name a calibrated machine has this engine's products."""
-        return f"{self.weights}, fused" if self.phase >= FUSED else self.weights
+        """Under which name a calibrated machine has engines like this one."""
+        fused = ", fused" if self.phase >= FUSED else ""
+        return f"{self.weights}{fused}" + (f", {self.ranks} ranks" if self.ranks > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -70,20 +69,9 @@ class CostModel:
         self.dtype = self.formulas.computed
 
     def step(self, step: Step) -> Terms:
-        """Seconds of one step."""
-        work = self.formulas.work(step)
-        products = [self.product(one) for one in work.products]
-        attention = self.attention(step)
-        kv = min(attention, work.kv_read / self.hardware.bandwidth / self.setup.ranks)
-        device = Terms(
-            weights=sum(read for read, _ in products),
-            kv=kv,
-            copies=0.0 if self.is_compiled(step) else self.copies(work.copied),
-            arithmetic=sum(seconds - read for read, seconds in products) + attention - kv,
-        )
-        launches = self.launches(step, device.total)
-        host = self.hardware.step + len(step.queries) * self.hardware.request
-        return device + Terms(launches=launches, communication=self.communication(step), host=host)
+        """Seconds of one step: by what such an engine took on this machine, if that was timed; else by its rates."""
+        rates = self.hardware.engines.get(self.setup.kernels)
+        return self.by_formula(step) if rates is None else self.as_timed(step, rates)
 
     def limit(self, step: Step) -> float:
         """Seconds that no program can beat: what must be moved at the peak bandwidth, or computed at the best rate."""
@@ -91,16 +79,57 @@ class CostModel:
         fastest = max(hardware.flops.values())
         return max(work.nbytes / hardware.peak_bandwidth, work.flops / fastest) / self.setup.ranks
 
+    # ---- by what real steps took -------------------------------------------------------------------------------
+
+    def as_timed(self, step: Step, rates: EngineRates) -> Terms:
+        """The parts of real steps, at this step's sizes."""
+        work, layers = self.formulas.work(step), self.setup.config.num_layers
+        products = {"layers": rates.layers, "head": rates.head}
+        multiplying = sum(products[one.part].seconds(one.rows) * one.weights for one in work.products)
+        weights = min(multiplying, work.weights_read / self.hardware.bandwidth)
+        compiled = rates.compiled if only_decodes(step) else None
+        gathering = layers * rates.gather.seconds(work.copied / layers) if work.copied and compiled is None else 0.0
+        return Terms(
+            weights=weights,
+            kv=layers * self.attention(step, rates),
+            copies=gathering,
+            arithmetic=multiplying - weights,
+            launches=layers * (compiled or rates.beside).seconds(step.tokens),
+            communication=rates.communication.seconds(self.messages(step)) if rates.communication else 0.0,
+            host=rates.host.seconds(len(step.queries)),
+        )
+
+    def attention(self, step: Step, rates: EngineRates) -> float:
+        """Seconds of a layer's attention: single tokens by what they read together, prompts by what each computes."""
+        decodes, prompts = attended(step)
+        nbytes = sum(decodes) * self.formulas.cost.kv_bytes / self.setup.config.num_layers
+        flops = sum(q * s for q, s in prompts) * self.formulas.cost.per_pair / self.setup.config.num_layers
+        took = rates.decode.seconds(nbytes) if decodes else 0.0
+        return took + rates.prefill.seconds(flops, calls=len(prompts))
+
+    # ---- by a machine's rates ------------------------------------------------------------------------------------
+
+    def by_formula(self, step: Step) -> Terms:
+        """Bytes over bandwidth, FLOPs over their rate, calls times what one costs."""
+        work, ranks = self.formulas.work(step), self.setup.ranks
+        products = [self.product(one) for one in work.products]
+        attention = max(work.kv_read / self.hardware.bandwidth, prompt_flops(step, self.formulas) / self.rate) / ranks
+        kv = min(attention, work.kv_read / self.hardware.bandwidth / ranks)
+        device = Terms(
+            weights=sum(read for read, _ in products),
+            kv=kv,
+            copies=work.copied / self.hardware.bandwidth / ranks,
+            arithmetic=sum(seconds - read for read, seconds in products) + attention - kv,
+        )
+        launches = self.launches(step, device.total)
+        return device + Terms(launches=launches, communication=self.communication(step))
+
     def product(self, product: Product) -> tuple[float, float]:
         """Seconds that its weights take to be read, and that it takes in all."""
         hardware, ranks = self.hardware, self.setup.ranks
         read = product.nbytes / hardware.bandwidth / ranks
-        curves = hardware.products.get(self.setup.kernels)
-        if curves is None:
-            reach = hardware.reach.get(self.setup.weights.partition("-")[0], 1.0)
-            return read, max(read / reach, product.flops / self.rate / ranks)
-        seconds = curves[product.part].seconds(product.rows) * product.weights / ranks
-        return min(read, seconds), seconds
+        reach = hardware.reach.get(self.setup.weights.partition("-")[0], 1.0)
+        return read, max(read / reach, product.flops / self.rate / ranks)
 
     @property
     def rate(self) -> float:
@@ -108,53 +137,18 @@ class CostModel:
         flops = self.hardware.flops
         return flops.get(self.dtype) or flops.get("float32") or max(flops.values())
 
-    def attention(self, step: Step) -> float:
-        """Seconds of all layers' attention: decodes by what they read, prompts by what they compute."""
-        hardware, config, ranks = self.hardware, self.setup.config, self.setup.ranks
-        decodes = [context for query, context in zip(step.queries, step.contexts, strict=True) if query == 1]
-        prompts = [(q, s) for q, s in zip(step.queries, step.contexts, strict=True) if q > 1]
-        layer = self.formulas.cost.kv_bytes / config.num_layers
-        nbytes, flops = sum(decodes) * layer, sum(q * s for q, s in prompts) * self.formulas.cost.per_pair
-        if self.is_compiled(step):
-            return hardware.decode[COMPILED].seconds(nbytes) * config.num_layers / ranks
-        if self.dtype not in hardware.decode:
-            read = (nbytes + sum(s for _, s in prompts) * layer) * config.num_layers / hardware.bandwidth
-            return max(read, flops / self.rate) / ranks
-        decode, prefill = hardware.decode[self.dtype], hardware.prefill[self.dtype]
-        made = decode.seconds(nbytes) if decodes else 0.0
-        made += prefill.seconds(flops / config.num_layers, calls=len(prompts)) if prompts else 0.0
-        return made * config.num_layers / ranks
-
-    def is_compiled(self, step: Step) -> bool:
-        """Whether attention is in the compiled regions, where it reads the pool in place."""
-        known = self.dtype == "float32" and COMPILED in self.hardware.decode
-        return known and self.setup.phase >= FUSED and all(query == 1 for query in step.queries)
-
-    def copies(self, copied: int) -> float:
-        """Seconds of gathering pages; `copied` bytes are read and written, over all layers."""
-        hardware, layers = self.hardware, self.setup.config.num_layers
-        if not copied:
-            return 0.0
-        line = hardware.gather.get(self.dtype)
-        if line is None:
-            return copied / hardware.bandwidth / self.setup.ranks
-        return layers * line.seconds(copied / layers) / self.setup.ranks
-
     def launches(self, step: Step, device: float) -> float:
         """Seconds that operators cost because they are operators, `device` being what their work takes."""
         hardware, config = self.hardware, self.setup.config
-        kind = "fused" if self.setup.phase >= FUSED else "eager" if self.formulas.itemsize >= 4 else "eager in 16 bits"
-        if kind in hardware.layer:
-            return config.num_layers * hardware.layer[kind].seconds(step.tokens)
         counted = self.operations(step)
         moved = counted.nbytes / (hardware.moved or hardware.bandwidth)
-        if not hardware.asynchronous:  # products and attention have been timed with their calls
-            return counted.others * hardware.operation + moved
         calls = counted.products + counted.others + config.num_layers
         if self.setup.phase >= PAGED:
             calls += PAGED_CALLS * config.num_layers
         if self.setup.operations is not None:
             calls = self.setup.operations * config.num_layers
+        if not hardware.asynchronous:
+            return calls * hardware.operation + moved
         on_device = calls * hardware.kernel + moved
         if self.setup.phase >= GRAPHS:
             return on_device
@@ -166,11 +160,30 @@ class CostModel:
         return count(self.setup.config, step.tokens, step.rows, self.formulas.itemsize)
 
     def communication(self, step: Step) -> float:
-        """Seconds between ranks: rings of 2·(t - 1)/t of a message, two a layer, and the logits' parts."""
-        ranks, link, config = self.setup.ranks, self.hardware.link, self.setup.config
-        if ranks == 1 or link is None:
+        """Seconds between ranks: two sums a layer, and the logits' parts."""
+        link = self.hardware.link
+        if self.setup.ranks == 1 or link is None:
             return 0.0
-        message = 2 * (ranks - 1) / ranks * step.tokens * config.hidden_size * self.formulas.itemsize
-        logits = (ranks - 1) / ranks * step.rows * config.vocab_size * self.formulas.itemsize
-        calls = 2 * config.num_layers + 1
-        return link.seconds(2 * config.num_layers * message + logits, calls)
+        return link.seconds(self.messages(step), calls=2 * self.setup.config.num_layers + 1)
+
+    def messages(self, step: Step) -> float:
+        """Bytes that a rank must send in a step: rings of 2·(t - 1)/t of a message, two a layer, and its logits."""
+        ranks, config, itemsize = self.setup.ranks, self.setup.config, self.formulas.itemsize
+        message = 2 * (ranks - 1) / ranks * step.tokens * config.hidden_size * itemsize
+        return 2 * config.num_layers * message + (ranks - 1) / ranks * step.rows * config.vocab_size * itemsize
+
+
+def attended(step: Step) -> tuple[list[int], list[tuple[int, int]]]:
+    """The contexts of single tokens; queries and contexts of chunks."""
+    pairs = list(zip(step.queries, step.contexts, strict=True))
+    return [context for query, context in pairs if query == 1], [pair for pair in pairs if pair[0] > 1]
+
+
+def only_decodes(step: Step) -> bool:
+    """Whether every request has a single token in it."""
+    return all(query == 1 for query in step.queries)
+
+
+def prompt_flops(step: Step, formulas: Formulas) -> float:
+    """FLOPs of attention to chunks, over all layers; that of single tokens is known by what it reads."""
+    return sum(query * context for query, context in attended(step)[1]) * formulas.cost.per_pair

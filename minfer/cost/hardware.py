@@ -10,14 +10,16 @@ from typing import Any
 from minfer.core.errors import MinferError
 from minfer.core.hub import cache_folder
 
-SCHEMA = "minfer.hardware/2"
+SCHEMA = "minfer.hardware/3"
 FILES = Path(__file__).parents[1] / "assets" / "hardware"
 THIS_MACHINE = "this machine"
+CURVES = ("layers", "head", "beside")
+"""What `EngineRates` know at each number of rows that was met; the rest are lines."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Measured seconds for each weight of a product, by rows; between the points, straight in logarithms.
+    """Measured seconds by rows, of a product for each weight; between the points, straight in logarithms.
 
     Beyond the last point a row costs what the last one did.
     """
@@ -25,7 +27,7 @@ class Curve:
     points: tuple[tuple[int, float], ...]
 
     def seconds(self, rows: int) -> float:
-        """Seconds per weight of a product of so many rows."""
+        """Of so many rows."""
         known = [at for at, _ in self.points]
         place = bisect_left(known, rows)
         if place == 0:
@@ -51,6 +53,41 @@ class Line:
 
 
 @dataclass(frozen=True)
+class EngineRates:
+    """What the parts of one kind of engine's steps took on a machine: seconds, by sizes of the whole model and step.
+
+    Where ranks share the work, the sizes are still those of the whole: how well it is shared is in the rates.
+
+    layers, head   products, for each weight, by rows
+    beside         a layer's operators beside products and attention, by tokens
+    prefill        a layer's attention of a prompt, by its FLOPs
+    decode         a layer's attention of single tokens, by the bytes of keys and values that it reads
+    gather         a layer's gathering of pages, by the bytes that are read and written
+    host           of a step outside of the forward, by requests
+    compiled       `beside` in a step whose attention is compiled with what surrounds it, and reads pages in place;
+                   None: no step's is
+    communication  of a step between ranks, waiting included, by the bytes of messages
+    """
+
+    layers: Curve
+    head: Curve
+    beside: Curve
+    prefill: Line
+    decode: Line
+    gather: Line
+    host: Line
+    compiled: Line | None = None
+    communication: Line | None = None
+
+    @classmethod
+    def from_dict(cls, facts: dict[str, Any]) -> "EngineRates":
+        """What a file has."""
+        curves: Any = {name: Curve(tuple((rows, at) for rows, at in facts[name])) for name in CURVES}
+        lines: Any = {name: value and Line(*value) for name, value in facts.items() if name not in curves}
+        return cls(**curves, **lines)
+
+
+@dataclass(frozen=True)
 class Hardware:
     """Rates in bytes and FLOPs per second; times in seconds. What was not measured on a machine is absent there.
 
@@ -58,12 +95,10 @@ class Hardware:
     flops          by dtype, that large products reach
     operation      the host's time to call one operator; `kernel`, the least time that one takes on the device
     asynchronous   whether the host runs ahead of the device: then a step takes the longer of both, not their sum
+    moved          bytes per second that elementwise operators move; 0: as bandwidth
     reach          the share of the bandwidth that products of quantised weights come to, by format; 1 where absent
-    products       by format of weights and part of the model: measured seconds per weight by rows
-    gather, decode, prefill      by dtype: a layer's gathering by bytes, its attention by bytes read, or by FLOPs
-    layer          by tokens, a layer's operators beside products and attention: eager, eager in 16 bits, fused
-    step, request  the host's time for a step outside of the forward, and for each request in it
     link           latency and seconds per byte between ranks
+    engines        by what `Setup.kernels` calls them, engines whose steps were timed there
     sources        where each figure is from
     """
 
@@ -75,43 +110,27 @@ class Hardware:
     operation: float
     kernel: float = 0.0
     asynchronous: bool = False
-    moved: float = 0.0  # bytes per second that elementwise operators move; 0: as bandwidth
+    moved: float = 0.0
     reach: dict[str, float] = field(default_factory=dict)
-    products: dict[str, dict[str, Curve]] = field(default_factory=dict)
-    gather: dict[str, Line] = field(default_factory=dict)
-    decode: dict[str, Line] = field(default_factory=dict)
-    prefill: dict[str, Line] = field(default_factory=dict)
-    layer: dict[str, Line] = field(default_factory=dict)
-    step: float = 0.0
-    request: float = 0.0
     link: Line | None = None
+    engines: dict[str, EngineRates] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """For a file."""
-        made: dict[str, Any] = {"schema": SCHEMA}
-        for name, value in vars(self).items():
-            made[name] = _plain(value)
-        return made
+        return {"schema": SCHEMA, **_plain(vars(self))}
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> "Hardware":
         """What a file has. Raises `MinferError` for a key that no hardware has, or one that is missing."""
         if facts.get("schema") != SCHEMA:
-            raise MinferError(f"it is not of schema {SCHEMA}")
+            raise MinferError(f"it is not of schema {SCHEMA}: measured by an older minfer, run minfer calibrate again")
         values = {key: value for key, value in facts.items() if key != "schema"}
-        if "products" in values:
-            values["products"] = {
-                form: {part: Curve(tuple((rows, at) for rows, at in points)) for part, points in parts.items()}
-                for form, parts in values["products"].items()
-            }
-        for name in ("gather", "decode", "prefill", "layer"):
-            values[name] = {dtype: Line(*line) for dtype, line in values.get(name, {}).items()}
-        if values.get("link") is not None:
-            values["link"] = Line(*values["link"])
         try:
+            values["engines"] = {kind: EngineRates.from_dict(one) for kind, one in values.get("engines", {}).items()}
+            values["link"] = values.get("link") and Line(*values["link"])
             return cls(**values)
-        except TypeError as error:
+        except (KeyError, TypeError) as error:
             raise MinferError(str(error).replace("Hardware.__init__() ", "it ")) from error
 
 
@@ -120,6 +139,8 @@ def _plain(value: Any) -> Any:
         return [list(point) for point in value.points]
     if isinstance(value, Line):
         return [value.call, value.per]
+    if isinstance(value, EngineRates):
+        return _plain(vars(value))
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return value
@@ -150,6 +171,14 @@ def find_hardware(name: str | None) -> Hardware:
     if not Path(name).is_file():
         raise MinferError(f"hardware {name!r} is neither known nor a file: known are {', '.join(known())}")
     return read(Path(name))
+
+
+def calibrated() -> Hardware | None:
+    """This machine, if it was calibrated, and not by a minfer whose files are no longer read."""
+    try:
+        return find_hardware(None)
+    except MinferError:
+        return None
 
 
 def read(path: Path) -> Hardware:

@@ -18,8 +18,8 @@ NAMES = {
 }
 MEANING = {
     "weights": "reading the weights at the memory's speed",
-    "kv": "attention: reading keys and values",
-    "copies": "storing keys and values, and gathering pages",
+    "kv": "attention: storing keys and values, and reading them",
+    "copies": "gathering a paged cache's blocks before attention reads them",
     "arithmetic": "what products take beyond reading: multiplying, unpacking, converting",
     "launches": "all other operators, and what Python takes to call them",
     "communication": "waiting for other ranks",

@@ -6,7 +6,7 @@ import pytest
 
 from minfer.bench import anatomy, ledger
 from minfer.core.measures import bandwidth
-from minfer.cost import probes
+from minfer.cost import probes, real_steps
 from minfer.cost.hardware import calibrated_path, find_hardware
 from tests.cost.test_why import FIRST, SECOND, table
 
@@ -16,7 +16,9 @@ SMALL = ("--num-prompts", "2", "--input-len", "4", "--output-len", "4", "--repea
 @pytest.fixture(autouse=True)
 def brief(monkeypatch):
     """Probes of few sizes, each timed twice."""
-    monkeypatch.setattr(probes, "ROWS", (1, 8))
+    small = {"BATCH": 2, "EACH": 2, "PROMPTS": (20,), "WIDE": (2, 40), "MANY": (3, 4), "LAST": 1}
+    for name, value in small.items():
+        monkeypatch.setattr(real_steps, name, value)
     monkeypatch.setattr(probes, "LEAST", 1e-6)
     monkeypatch.setattr(probes, "READING", 2**12)
     monkeypatch.setattr(bandwidth, "NBYTES", 2**12)
@@ -46,7 +48,7 @@ def test_calibrate_leaves_rates_that_predict_and_the_table_use(run, folder, tmp_
     assert done.code == 0
     assert "GB/s" in done.out
     made = find_hardware(None)
-    assert {"float32", "bfloat16", "int8", "int4-g32", "fp8", "float32, fused"} <= made.products.keys()
+    assert {"float32", "bfloat16", "int8", "int4-g32", "fp8", "float32, fused"} <= made.engines.keys()
     assert "in all" in run("predict", "-m", folder, "--input-len", "4", "--output-len", "4").out
     rows = ("--only", "FP32", "--only", "CUDA", "--only", "Batched")
     done = run("bench", "table", "-m", folder, *SMALL, *rows, "--out", "t.json")

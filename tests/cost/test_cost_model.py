@@ -9,9 +9,9 @@ from minfer.core.checkpoint.shapes import random_config
 from minfer.core.errors import MinferError
 from minfer.cost import hardware
 from minfer.cost.cost_model import CostModel, Setup, Terms
+from minfer.cost.fitting import fitted
 from minfer.cost.formulas import Step
-from minfer.cost.hardware import Curve, Hardware, Line, find_hardware, known
-from minfer.cost.probes import line
+from minfer.cost.hardware import Curve, EngineRates, Hardware, Line, calibrated, find_hardware, known
 from minfer.cost.published import published
 from minfer.cost.simulation import simulate
 from minfer.cost.waterfall import NAMES, Waterfall
@@ -77,15 +77,54 @@ def test_a_batch_reads_the_weights_once():
     assert many.kv == pytest.approx(8 * one.kv)
 
 
-def test_what_is_calibrated_is_used_and_split_into_reading_and_the_rest():
+def timed(engines, **rates):
+    """Hardware of 1 GB/s that knows such engines."""
+    return Hardware("x", "x", 1e9, 1e9, {"float32": 1e12}, operation=1.0, engines=engines, **rates)
+
+
+def engine_rates(**changes):
+    """Of an engine all of whose parts take a different time."""
+    lines = {
+        "beside": Curve(((2, 4.0), (4, 5.0), (6, 6.0), (14, 9.0))),
+        "prefill": Line(7.0, 1e-3),
+        "decode": Line(11.0, 1e-6),
+        "gather": Line(13.0, 1e-7),
+    }
     curve = Curve(((1, 1e-8), (4, 2e-8)))
-    products = {"float32": {"layers": curve, "head": curve}}
-    made = Hardware("x", "x", 1e9, 1e9, {"float32": 1e12}, operation=0.0, products=products)
-    model = CostModel(Setup(SMOL, 3, "float32"), made)
-    terms, formulas = model.step(Step.decode([64] * 4)), model.formulas
+    return EngineRates(**{"layers": curve, "head": curve, "host": Line(17.0, 0.25), **lines, **changes})
+
+
+def test_an_engine_that_was_timed_takes_what_its_parts_took():
+    model = CostModel(Setup(SMOL, 5), timed({"float32": engine_rates()}))
+    terms, formulas = model.step(Step.decode([33, 40, 48, 20], 16)), model.formulas
     weights = formulas.layer_weights + formulas.head_weights
-    assert terms.weights == pytest.approx(4 * weights / 1e9)
     assert terms.weights + terms.arithmetic == pytest.approx(2e-8 * weights)
+    assert terms.kv == pytest.approx(30 * (11.0 + 1e-6 * 4 * 48 * 2 * 3 * 64 * 4))
+    assert terms.weights == pytest.approx(4 * weights / 1e9)
+    assert terms.copies == pytest.approx(30 * (13.0 + 1e-7 * 2 * 4 * 48 * 2 * 3 * 64 * 4))
+    assert terms.launches == pytest.approx(30 * 5.0)
+    assert terms.host == pytest.approx(17.0 + 0.25 * 4)
+    prompts = model.step(Step((5, 9), (5, 9), 2))
+    assert prompts.copies == 0
+    assert prompts.kv == pytest.approx(30 * (2 * 7.0 + 1e-3 * 4 * 9 * 64 * (25 + 81)))
+
+
+def test_where_attention_is_compiled_a_decode_step_gathers_nothing_and_has_a_line_of_its_own():
+    model = CostModel(Setup(SMOL, 7), timed({"float32, fused": engine_rates(compiled=Line(2.0, 0.125))}))
+    alone = model.step(Step.decode([40, 33], 16))
+    assert (alone.copies, alone.launches) == (0, pytest.approx(30 * (2.0 + 0.125 * 2)))
+    mixed = model.step(Step((1, 5), (48, 5), 2, 48))
+    assert (mixed.copies > 0, mixed.launches) == (True, pytest.approx(30 * 6.0))
+
+
+def test_an_engine_of_several_ranks_is_not_one_of_a_single_rank_twice_as_fast():
+    shared = engine_rates(communication=Line(5.0, 1e-3))
+    hardware = timed({"float32, fused": engine_rates(), "float32, fused, 2 ranks": shared})
+    one, two, three = (CostModel(Setup(SMOL, 10, ranks=ranks), hardware).step(STEPS[1]) for ranks in (1, 2, 3))
+    assert two.total - two.communication == pytest.approx(one.total), "how well it is shared is in the rates"
+    moved = 16 * (2 * 30 * 576 + 0.5 * 49152) * 4
+    assert two.communication == pytest.approx(5.0 + 1e-3 * moved)
+    assert three.total != one.total, "none was timed: by formula"
 
 
 def test_a_curve_is_straight_in_logarithms_and_goes_on_by_the_row():
@@ -95,13 +134,13 @@ def test_a_curve_is_straight_in_logarithms_and_goes_on_by_the_row():
 
 @pytest.mark.parametrize("points", [[(1, 3.0), (2, 5.0), (4, 9.0)], [(1, 2.0), (8, 16.0)], [(1, 5.0), (9, 5.0)]])
 def test_a_line_goes_through_points_that_lie_on_one(points):
-    made = line([(float(size), took) for size, took in points])
+    made = Line(*fitted({(1.0, float(size)): took for size, took in points}))
     assert [made.seconds(size) for size, _ in points] == pytest.approx([took for _, took in points])
 
 
 def test_a_line_has_no_time_below_nothing():
-    made = line([(1.0, 0.1), (10.0, 9.0), (20.0, 30.0)])
-    assert made.call >= 0
+    made = Line(*fitted({(1.0, 1.0): 0.1, (1.0, 10.0): 9.0, (1.0, 20.0): 30.0}))
+    assert made.call == 0
     assert made.per > 0
 
 
@@ -164,12 +203,13 @@ def test_hardware_that_is_not_known_or_not_calibrated_says_what_is(tmp_path, mon
         find_hardware(None)
     with pytest.raises(MinferError, match="'b100' is neither known nor a file"):
         find_hardware("b100")
-    for text in ("{", "[]", "{}", '{"schema": "minfer.hardware/2", "speed": 3}'):
+    for text in ("{", "[]", "{}", '{"schema": "minfer.hardware/2"}', '{"schema": "minfer.hardware/3", "speed": 3}'):
         (tmp_path / "h.json").write_text(text)
         with pytest.raises(MinferError, match="describes no hardware"):
             find_hardware(str(tmp_path / "h.json"))
-    hardware.write(hardware.calibrated_path(), PLAIN)
-    assert find_hardware(None) == PLAIN
+    assert calibrated() is None
+    hardware.write(hardware.calibrated_path(), made := timed({"int8": engine_rates(compiled=Line(1.0, 2.0))}))
+    assert find_hardware(None) == calibrated() == made
 
 
 def test_the_parts_of_a_waterfall_and_the_unexplained_are_the_difference():

@@ -16,7 +16,7 @@ from minfer.course.lab.tiny import tiny_model
 
 ANATOMY = {
     **{"steps": 4.0, "calls": 50.0, "forward_s": 0.8, "products_s": 0.5, "attention_s": 0.1, "cache_s": 0.05},
-    **{"communication_s": 0.0, "product_bytes": 1e8, "beside_s": 0.8},
+    **{"communication_s": 0.0, "product_bytes": 1e8, "compiled_s": 0.0},
 }
 
 
@@ -36,7 +36,7 @@ def table(*rows):
 
 
 FIRST = row("FP32", 0.95, 0.9, 0.94)
-SECOND = row("INT8", 0.5, forward_s=0.42, products_s=0.2, product_bytes=2.5e7, beside_s=0.4)
+SECOND = row("INT8", 0.5, forward_s=0.42, products_s=0.2, product_bytes=2.5e7)
 
 
 def test_the_parts_of_a_row_are_its_time_per_token():
@@ -48,11 +48,47 @@ def test_the_parts_of_a_row_are_its_time_per_token():
     assert parts.total == pytest.approx(225)  # 0.9 s over 4 tokens: nothing is unexplained
 
 
-def test_a_machine_that_has_slowed_down_since_is_no_part_of_a_row():
+def test_under_a_profiler_alone_a_machine_that_has_slowed_down_since_is_no_part_of_a_row():
     slower = {name: 2 * value if name.endswith("_s") else value for name, value in ANATOMY.items()}
     run = ledger.runs(FIRST)[1]
-    assert terms(slower, run, 1e9).total == pytest.approx(terms(ANATOMY, run, 1e9).total)
-    assert terms(slower, run, 1e9).weights == pytest.approx(100)  # the memory was measured with the row
+    assert terms(slower, run, 1e9) == terms(ANATOMY, run, 1e9)
+
+
+CLOCK = {"layers_s": 0.3, "head_s": 0.1, "attention_s": 0.15, "gather_s": 0.02, "communication_s": 0.03}
+
+
+def clocked(**changes):
+    """A run of four tokens in 1 s, 0.9 s of it in forwards, that has told its parts."""
+    facts = {"forward_s": 0.9, "steps": 4.0, **CLOCK, **changes}
+    return Sample([[0.25, 0.5, 0.75, 1.0]], 1.0, facts, [0.0])
+
+
+def test_a_run_that_was_clocked_tells_its_parts_itself_and_the_profiler_explains_the_rest():
+    profiled = {**ANATOMY, "products_s": 0.4, "attention_s": 0.2, "compiled_s": 0.1}
+    parts = terms(profiled, clocked(), 1e9)
+    assert parts.weights + parts.arithmetic == pytest.approx(250 * 0.4)
+    assert parts.weights == pytest.approx(250 * 4 * 1e8 / 1e9)
+    assert parts.kv == pytest.approx(250 * (0.15 + 0.1))
+    assert (parts.copies, parts.communication) == (pytest.approx(250 * 0.02), pytest.approx(250 * 0.03))
+    assert parts.host == pytest.approx(250 * 0.1)
+    assert parts.launches == pytest.approx(250 * (0.8 - 0.4 - 0.2 - 0.05))
+    assert parts.total == pytest.approx(1000 * (0.4 + 0.25 + 0.02 + 0.03 + 0.1 + 0.15) / 4)  # 0.05 s are unexplained
+
+
+def test_a_machine_that_has_slowed_down_between_clock_and_profiler_is_known_by_its_products():
+    profiled = {**ANATOMY, "products_s": 0.4, "compiled_s": 0.1}
+    slower = {name: 2 * value if name.endswith("_s") else value for name, value in profiled.items()}
+    assert terms(slower, clocked(), 1e9) == terms(profiled, clocked(), 1e9)
+
+
+def test_what_neither_clock_nor_profiler_holds_is_unexplained():
+    one = {**FIRST, "samples": [clocked().as_dict()] * 3, "anatomy": {**ANATOMY, "products_s": 0.4, "forward_s": 0.85}}
+    slept = clocked(forward_s=1.1).as_dict() | {"duration": 1.2}
+    other = {**one, "name": "INT8", "samples": [slept] * 3, "figures": {}}
+    made = waterfall(table(one, other), one, other)
+    assert made.difference == pytest.approx(50)
+    assert made.unexplained == pytest.approx(50)
+    assert all(abs(change) < 1e-9 for change in made.parts.values())
 
 
 def test_products_that_are_faster_than_memory_came_from_a_cache():
@@ -64,8 +100,10 @@ def test_the_waterfall_is_of_medians_and_names_what_is_left():
     made = waterfall(table(FIRST, SECOND), FIRST, SECOND)
     assert (made.first, made.second) == (pytest.approx(235), pytest.approx(125))
     assert made.parts["weights"] == pytest.approx(25 - 100)
-    assert made.parts["arithmetic"] == pytest.approx(25 - (125 * 1.05 - 100))  # the median run was slower than beside
+    products = 250 * 0.5 * 0.84 / 0.8, 250 * 0.2 * 0.4 / 0.42  # of the median run, as in the profiled one
+    assert made.parts["arithmetic"] == pytest.approx(products[1] - 25 - (products[0] - 100))
     assert sum(made.parts.values()) + made.unexplained == pytest.approx(made.difference) == -110
+    assert made.unexplained == pytest.approx(0, abs=1e-9)
     assert made.noise == pytest.approx(1000 * 0.05 / 4 / 2)
 
 
@@ -74,8 +112,9 @@ def test_in_words_the_largest_part_comes_first_and_the_bottleneck_has_advice():
     said = in_words(found, "FP32", "INT8", waterfall(found, FIRST, SECOND))
     assert said[0] == "FP32 → INT8: 235.00 → 125.00 ms per output token (-110.00; 1.88 × the tokens/s)"
     assert "weights read" in said[1]
-    assert "unexplained" in said[-2]
-    assert said[-1].startswith("INT8 is bound by weights read, 20% of its time")
+    assert "unexplained" in said[-3]
+    assert said[-2].startswith("INT8 is bound by weights read, 20% of its time")
+    assert said[-1] == "measured under the profiler, in shares; weights read is reckoned: its bytes over 1 GB/s"
 
 
 def test_a_difference_within_the_runs_own_is_said_to_be_none():

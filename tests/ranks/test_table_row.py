@@ -7,6 +7,7 @@ import torch
 from minfer.bench.variants import VARIANTS, RanksContestant
 from minfer.bench.workloads import batch
 from minfer.core.device import Device
+from minfer.cost.part_clock import PARTS
 
 
 def share_now():
@@ -16,7 +17,7 @@ def share_now():
 def test_a_row_of_ranks_takes_its_share_of_the_machine_only_while_it_runs():
     before = share_now()
     variant = next(one for one in VARIANTS if one.ranks > 1)
-    row = RanksContestant(variant, "tiny", Device.get("cpu"), 2, 64)
+    row = RanksContestant(variant, "tiny", Device.get("cpu"), max_batch=2, num_blocks=64)
     try:
         assert share_now() == before
         within, step = [], row.engine.step
@@ -28,6 +29,9 @@ def test_a_row_of_ranks_takes_its_share_of_the_machine_only_while_it_runs():
         row.engine.step = watched
         sample = row.run(batch(row.engine.config.vocab_size, 2, 6, 3, 0))
         assert len(sample.token_times) == 2
+        parts = [seconds for name, seconds in sample.facts.items() if name in {f"{part}_s" for part in PARTS}]
+        assert sample.facts["communication_s"] > 0
+        assert sum(parts) < sample.facts["forward_s"]
         threads, cores = within[0]
         assert threads == max(1, before[0] // variant.ranks)
         assert len(before[1]) < variant.ranks or len(cores) == len(before[1]) // variant.ranks
