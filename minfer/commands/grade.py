@@ -17,7 +17,7 @@ from minfer.course.grader.child import Limits
 from minfer.course.grader.grader import Grader, Watcher
 from minfer.course.grader.submissions import Submission
 from minfer.course.lessons.files import course_root
-from minfer.course.marks.report import Report
+from minfer.course.marks.report import Report, Status
 
 DEFAULTS = Limits()
 WIDTH = 140  # columns in a file or a pipe
@@ -92,7 +92,13 @@ def _table(grader: Grader) -> Table:
         table.columns[column].justify = "right"
     for name, report in sorted(grader.graded.items()):
         counts = ", ".join(f"{number} {status.words}" for status, number in report.counts.items())
-        why = [report.note, *(entry.in_brief for entry in report.wrong[:1])]
-        row = (name, f"{report.score:.3g}", counts, "\n".join(filter(None, why)), f"{grader.seconds[name]:.0f}")
+        row = (name, f"{report.score:.3g}", counts, _why(report), f"{grader.seconds[name]:.0f}")
         table.add_row(*map(escape, row))
     return table
+
+
+def _why(report: Report) -> str:
+    """What happened to the whole, what went wrong first, or what is to be done first."""
+    wrong = [entry.in_brief for entry in report.wrong]
+    todo = [entry.message for entry in report.entries if entry.status is Status.TODO]
+    return "\n".join(filter(None, [report.note, *(wrong or todo)[:1]]))
