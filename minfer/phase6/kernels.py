@@ -4,6 +4,7 @@ This file has the one that serves everywhere: make the weight again in the rows'
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,10 @@ class Kernel(ABC):
     def product_of_units(self, layer: "QuantizedLinear", units: Tensor) -> Tensor:
         """The product of rows that `unit_rows` has made."""
         return self.product(layer, units)
+
+    def bound(self, layer: "QuantizedLinear") -> Callable[[Tensor], Tensor]:
+        """`layer.multiply`, with as much looked up beforehand as does not change when the layer is unpacked."""
+        return layer.multiply
 
     def takes(self, rows: Tensor) -> bool:
         """Whether to multiply these rows with it; the others go to `Dequantize`."""

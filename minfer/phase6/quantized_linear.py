@@ -142,10 +142,14 @@ class QuantizedLinear(nn.Module):
         """x `(*lead, in)` -> `(*lead, out)` in x's dtype."""
         if x.dim() != 2:
             return self.forward(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
-        kernel = self.kernel if self.kernel.takes(x) else DEQUANTIZE
-        self.ran[kernel.name, x.shape[0]] += 1
-        y = kernel.product(self, x)
+        y = self.multiply(x)
         return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """The bare product of rows `(R, in)`, without the bias."""
+        kernel = self.kernel if self.kernel.takes(rows) else DEQUANTIZE
+        self.ran[kernel.name, rows.shape[0]] += 1
+        return kernel.product(self, rows)
 
     def multiply_units(self, units: Tensor) -> Tensor:
         """The bare product of rows that `unit_rows` made, for kernels that take them; without the bias."""

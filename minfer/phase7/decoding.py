@@ -51,6 +51,19 @@ def attend_and_go_on(
     return x, *(part.flatten(1) for part in following.enter(x, rotary))
 
 
+def unasked(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """What a compiled function that has been called runs, as a function that does not ask Dynamo first.
+
+    Dynamo would look whether its graph fits: 40 µs in the midst of a step, as long as a small product. The caller knows
+    that it does. Where there are several graphs only Dynamo knows which one does; then, and where nothing is compiled,
+    or this torch does not show what Dynamo made, it is `compiled` as it is.
+    """
+    own: Any = getattr(compiled, "_torchdynamo_orig_callable", None)
+    entries = getattr(torch._C._dynamo.eval_frame, "_debug_get_cache_entry_list", None)
+    made = [] if own is None or entries is None else entries(own.__code__)
+    return FunctionType(made[0].code, own.__globals__) if len(made) == 1 else compiled
+
+
 CONSTANT = (bool, int, float, str, list, type(None), FunctionType, BuiltinFunctionType)
 """Attributes of a module that the compiler takes for constants."""
 
@@ -84,9 +97,6 @@ class Decoding:
         step = attention.cache.step
         return len(step.tables) == len(step.slots) and step.context.shape[1] > 1  # a width of 1 is a size of its own
 
-    def __call__(
-        self, block: Any, following: Any, attention: PagedAttention, parts: tuple[Tensor, ...], rotary: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        """`parts`: x, q, k, v of a layer, all `(B, width)` -> those of the next."""
-        region = self.one if parts[0].shape[0] == 1 else self.more
-        return region(block, following, *parts, rotary, attention.decode_inputs())
+    def region(self, rows: int) -> Callable[..., tuple[Tensor, ...]]:
+        """`attend_and_go_on` for so many requests."""
+        return self.one if rows == 1 else self.more

@@ -140,6 +140,12 @@ def call(operator: Callable[..., Tensor], *arguments: Any) -> Tensor:
         return operator(*arguments)
 
 
+def bare(operator: Any) -> Callable[..., Tensor]:
+    """The default overload of an operator without its shell in Python, where this torch shows it: that takes 1 µs."""
+    overload = operator.default
+    return getattr(overload, "_op", overload)
+
+
 def unit_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows `(*, in)` divided by their largest numbers, and these, `(*, 1)`; both in float32."""
     wide = rows.float()

@@ -37,6 +37,7 @@ from phase7_given import (
     between,
     head,
     product,
+    unasked,
 )
 from torch import Tensor, nn
 
@@ -249,18 +250,22 @@ class FusedModel(nn.Module):
         raise NotImplementedError("P7 task 2: FusedModel.forward")
 
     def decode(
-        self, region: Decoding, attention: Sequence[Any], x: Tensor, q: Tensor, k: Tensor, v: Tensor, rotary: Any
+        self, decoding: Decoding, attention: Sequence[Any], x: Tensor, q: Tensor, k: Tensor, v: Tensor, rotary: Any
     ) -> Tensor:
         """From the first layer's q, k and v to what leaves the last, `(B, hidden)`; heads are side by side on the way.
 
+        All layers are alike, so Dynamo is asked at the first one only which of its graphs fits this step.
         The last layer stands in for its own successor, and nobody reads the q, k and v that it then computes: this
         superfluous product is cheaper than an uncompiled end, and spares a second graph.
         """
         blocks: list[Any] = list(self.layers)
         parts = (x, *(part.flatten(1) for part in (q, k, v)))
+        run = region = decoding.region(len(x))
         for block, following, attend in zip(blocks, [*blocks[1:], blocks[-1]], attention, strict=True):
             self.will_run(following)
-            parts = region(block, following, attend, parts, rotary)
+            parts = run(block, following, *parts, rotary, attend.decode_inputs())
+            if run is region:
+                run = unasked(region)
             self.has_run(block)
         if len(x) == 1:
             for ran in self.summed:

@@ -93,6 +93,19 @@ def attend_and_go_on(
     return x, *(part.flatten(1) for part in following.enter(x, rotary))
 
 
+def unasked(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """What a compiled function that has been called runs, as a function that does not ask Dynamo first.
+
+    Dynamo would look whether its graph fits: 40 µs in the midst of a step, as long as a small product. The caller knows
+    that it does. Where there are several graphs only Dynamo knows which one does; then, and where nothing is compiled,
+    or this torch does not show what Dynamo made, it is `compiled` as it is.
+    """
+    own: Any = getattr(compiled, "_torchdynamo_orig_callable", None)
+    entries = getattr(torch._C._dynamo.eval_frame, "_debug_get_cache_entry_list", None)
+    made = [] if own is None or entries is None else entries(own.__code__)
+    return FunctionType(made[0].code, own.__globals__) if len(made) == 1 else compiled
+
+
 CONSTANT = (bool, int, float, str, list, type(None), FunctionType, BuiltinFunctionType)
 """Attributes of a module that the compiler takes for constants."""
 
@@ -126,12 +139,9 @@ class Decoding:
         step = attention.cache.step
         return len(step.tables) == len(step.slots) and step.context.shape[1] > 1  # a width of 1 is a size of its own
 
-    def __call__(
-        self, block: Any, following: Any, attention: PagedAttention, parts: tuple[Tensor, ...], rotary: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        """`parts`: x, q, k, v of a layer, all `(B, width)` -> those of the next."""
-        region = self.one if parts[0].shape[0] == 1 else self.more
-        return region(block, following, *parts, rotary, attention.decode_inputs())
+    def region(self, rows: int) -> Callable[..., tuple[Tensor, ...]]:
+        """`attend_and_go_on` for so many requests."""
+        return self.one if rows == 1 else self.more
 
 
 # ==== phase7/product.py =============================================================================================
@@ -189,13 +199,33 @@ class Product(nn.Module):
         self.multiply = PRODUCTS[int(self.handle)] = self.behind()
 
 
-class UnitRowsProduct(Product):
+class QuantizedProduct(Product):
+    """A quantised layer's bare product: its bias is added where the compiler sees it, and fuses it with more."""
+
+    layer: QuantizedLinear
+
+    def behind(self) -> Callable[[Tensor], Tensor]:
+        """The product of rows `(R, in)`, without the bias."""
+        return self.layer.kernel.bound(self.layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x `(*lead, in)` -> `(*lead, out)`."""
+        return self.biased(self.bare(x))
+
+    def bare(self, x: Tensor) -> Tensor:
+        """The operator, on rows."""
+        return super().forward(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+
+    def biased(self, y: Tensor) -> Tensor:
+        """y `(*lead, out)`, with the layer's bias if it has one."""
+        return y if self.layer.bias is None else y + self.layer.bias.to(y.dtype)
+
+
+class UnitRowsProduct(QuantizedProduct):
     """A quantised layer whose rows are divided by their largest absolute values, and its result multiplied by these.
 
     The compiler sees both, and fuses them with what comes before and after the product, which stays opaque to it.
     """
-
-    layer: QuantizedLinear
 
     def behind(self) -> Callable[[Tensor], Tensor]:
         """The product of rows within ±1."""
@@ -204,15 +234,14 @@ class UnitRowsProduct(Product):
     def forward(self, x: Tensor) -> Tensor:
         """x `(*lead, in)` -> `(*lead, out)`."""
         units, largest = unit_rows(x)
-        y = (super().forward(units) * largest).to(x.dtype)
-        return y if self.layer.bias is None else y + self.layer.bias.to(y.dtype)
+        return self.biased((self.bare(units) * largest).to(x.dtype))
 
 
 SUMMED = "compiled sums"
 """The kernel's name where an engine says which ran."""
 
 
-class SummedProduct(Product):
+class SummedProduct(QuantizedProduct):
     """A layer of 8-bit codes that are stored as they are: for a single row the compiler writes the product itself.
 
     A single row uses each code once, so no packed layout would help: the product is a loop over the codes, compiled
@@ -220,16 +249,13 @@ class SummedProduct(Product):
     computes the row, a norm, and compute that again for each channel.
     """
 
-    layer: QuantizedLinear
-
     def forward(self, x: Tensor) -> Tensor:
         """x `(*lead, in)` -> `(*lead, out)`."""
         if not torch.compiler.is_compiling() or x.shape[:-1] != (1,):
             return super().forward(x)
         row = x.to(wide(x.dtype)).contiguous().as_strided((self.layer.in_features,), (1,))
         sums = (self.layer.codes * row).sum(-1)  # of each channel
-        y = (sums * self.layer.scale).to(x.dtype).unsqueeze(0)
-        return y if self.layer.bias is None else y + self.layer.bias.to(y.dtype)
+        return self.biased((sums * self.layer.scale).to(x.dtype).unsqueeze(0))
 
     @staticmethod
     def serves(layer: QuantizedLinear) -> bool:
@@ -295,10 +321,8 @@ def product(layer: nn.Module, device: Device) -> nn.Module:
     A plain layer that cannot be packed stays as it is, visible to the compiler; what it cannot trace, a packed or a
     quantised layer, or one that does more beside a product, becomes a `Product`.
     """
-    if isinstance(layer, QuantizedLinear) and isinstance(layer.kernel, FbgemmInt8):
-        return UnitRowsProduct(layer, layer.out_features)
-    if isinstance(layer, QuantizedLinear) and SummedProduct.serves(layer):
-        return SummedProduct(layer, layer.out_features)
+    if isinstance(layer, QuantizedLinear):
+        return quantized_form(layer)(layer, layer.out_features)
     if isinstance(layer, nn.Linear):
         fast = packed(layer, device)
         return layer if fast is layer else Product(fast, layer.out_features)
@@ -306,6 +330,13 @@ def product(layer: nn.Module, device: Device) -> nn.Module:
         if isinstance(part, nn.Linear):
             setattr(layer, name, packed(part, device))
     return Product(layer, int(layer.out_features))  # type: ignore[arg-type]
+
+
+def quantized_form(layer: QuantizedLinear) -> type[QuantizedProduct]:
+    """What of a quantised layer's product the compiler is shown."""
+    if isinstance(layer.kernel, FbgemmInt8):
+        return UnitRowsProduct
+    return SummedProduct if SummedProduct.serves(layer) else QuantizedProduct
 
 
 def packed(linear: nn.Linear, device: Device) -> nn.Module:

@@ -3,12 +3,15 @@
 import pytest
 import torch
 
+from minfer.core.device import Device
 from minfer.core.params import SamplingParams
 from minfer.course.lab.tiny import tiny_model
 from minfer.course.machines.compiles import Compiles
+from minfer.phase6 import QuantizedLinear, find_scheme
 from minfer.phase7 import Engine, FusionOptions
-from minfer.phase7.decoding import alike, attend_rows
+from minfer.phase7.decoding import alike, attend_rows, unasked
 from minfer.phase7.fused_model import fused
+from minfer.phase7.product import product
 
 HEADS, GROUP, WIDTH, SLOTS = 2, 3, 10, 40
 OPTIONS = FusionOptions(device="cpu", compiler=Compiles.name, num_blocks=60)
@@ -44,6 +47,36 @@ def test_compiled_decoding_answers_as_the_oracle_and_compiles_nothing_later(fami
     assert answers == [model.oracle.greedy(prompt, 6)[0] for prompt in prompts]
     assert engine.generate([[5]], SamplingParams(max_tokens=3, ignore_eos=True, prompt_logprobs=1))[0].token_ids
     assert seen.graphs == warm
+
+
+@pytest.mark.parametrize("scheme", ["fp16", "int8", "int4"])
+def test_quantised_products_are_alike_whatever_kernel_is_behind_them(scheme):
+    device, made = Device.get("cpu"), []
+    for _ in range(2):
+        layer = QuantizedLinear.from_linear(torch.nn.Linear(512, 32), find_scheme(scheme))
+        layer.pack(device, torch.float32)
+        made.append(product(layer, device))
+    assert alike(made)
+
+
+def test_a_region_that_was_called_is_called_again_without_asking_dynamo_unless_it_has_two_graphs(monkeypatch):
+    def region(x):
+        return x + 1
+
+    made, seen = torch.compile(region, backend=Compiles.name, dynamic=True, fullgraph=True), Compiles()
+    assert unasked(made) is made  # not called yet
+    assert unasked(region) is region
+    x = torch.arange(3.0)
+    made(x)
+    again = unasked(made)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert torch.equal(again(torch.arange(5.0)), torch.arange(5.0) + 1)
+    assert (again is not made, seen.graphs, seen.calls) == (True, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.delattr(torch._C._dynamo.eval_frame, "_debug_get_cache_entry_list")
+        assert unasked(made) is made
+    made(x.double())
+    assert unasked(made) is made
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])

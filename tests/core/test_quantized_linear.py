@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from minfer.core.device import Device
 from minfer.core.errors import CheckpointError
 from minfer.phase6 import QuantizedLinear, find_scheme
 from minfer.phase6.choice import KERNELS
-from minfer.phase6.fbgemm import ENGINE, has_vnni
+from minfer.phase6.fbgemm import ENGINE, bare, has_vnni
 from minfer.phase6.names import SCHEMES
 
 FLOAT, BRAIN = torch.float32, torch.bfloat16
@@ -78,6 +79,32 @@ def test_rows_that_the_packed_kernel_does_not_take_are_multiplied_all_the_same(s
     torch.testing.assert_close(made(x), rows @ weight.T, rtol=0, atol=1e-9)
     assert made(x[:0].to(dtype)).shape == (0, 96)
     assert made.ran == {("dequantize", 3): 1, ("dequantize", 0): 1}
+
+
+@x86
+@pytest.mark.parametrize("scheme", ["fp16", "int8"])
+def test_the_short_way_to_a_product_is_the_same_product_counted_for_any_rows_and_when_it_is_unpacked(scheme):
+    made = layer(scheme, (64, 512), bias=True)
+    made.pack(Device.get("cpu"), FLOAT)
+    multiply = made.kernel.bound(made)
+    for rows in (torch.randn(1, 512), torch.randn(3, 512), torch.randn(0, 512), torch.randn(2, 512).bfloat16()):
+        made.ran.clear()
+        expected = made.multiply(rows)
+        counted = dict(made.ran)
+        made.ran.clear()
+        assert torch.equal(multiply(rows), expected)
+        assert (multiply(rows).dtype, dict(made.ran)) == (
+            rows.dtype,
+            {key: 2 * count for key, count in counted.items()},
+        )
+    made.unpack()
+    rows = torch.randn(2, 512)
+    assert torch.equal(multiply(rows), made.multiply(rows))
+
+
+def test_an_operator_without_a_shell_is_called_as_it_is():
+    assert bare(SimpleNamespace(default=max)) is max
+    assert bare(torch.ops.aten.neg)(torch.ones(2)).tolist() == [-1, -1]
 
 
 def test_few_rows_run_in_the_packed_kernel_and_many_are_dequantised():
