@@ -29,7 +29,7 @@ class Process:
         environment.pop("MINFER_API_KEY")
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         self.lines = []
-        ready = next(line for line in self._read() if "ready" in line)
+        ready = next(line for line in self._read() if "ready after" in line)
         self.url = re.search(r"http://\S+", ready)[0]
 
     def _read(self):
