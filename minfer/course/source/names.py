@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 WORD = re.compile(r"[A-Za-z_]\w*")
@@ -20,15 +21,21 @@ class Mention:
     lazy: bool = False
 
 
-def mentions(node: ast.AST) -> list[Mention]:
-    """All names in `node` that are the module's own, or built in; strings that are annotations are read too."""
-    return list(_walk(node, frozenset()))
+@cache
+def mentions(node: ast.AST) -> tuple[Mention, ...]:
+    """All names in `node` that are the module's own, or built in; strings that are annotations are read too.
+
+    What was found is kept: no tree is changed, and one that many phases share is asked many times.
+    """
+    return tuple(_walk(node, frozenset()))
 
 
-def attributes(node: ast.AST, of_self: bool = True) -> set[str]:
-    """Every name that follows a dot; those of `self` too, unless that is another object."""
+@cache
+def attributes(node: ast.AST, of_self: bool = True) -> frozenset[str]:
+    """Every name that follows a dot; those of `self` too, unless that is another object. Kept, as `mentions` are."""
     found = [one for one in ast.walk(node) if isinstance(one, ast.Attribute)]
-    return {one.attr for one in found if of_self or not (isinstance(one.value, ast.Name) and one.value.id == "self")}
+    kept = [one for one in found if of_self or not (isinstance(one.value, ast.Name) and one.value.id == "self")]
+    return frozenset(one.attr for one in kept)
 
 
 def _walk(node: ast.AST, bound: frozenset[str]) -> Iterator[Mention]:
@@ -52,7 +59,7 @@ def _walk(node: ast.AST, bound: frozenset[str]) -> Iterator[Mention]:
         if node.value is not None:
             yield from _walk(node.value, bound)
         return
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "cast" and node.args:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "cast" and node.args:
         yield from _annotation(node.args[0], bound)
     for child in ast.iter_child_nodes(node):
         yield from _walk(child, bound)
