@@ -6,7 +6,7 @@ import pytest
 
 from minfer.bench import anatomy, ledger
 from minfer.core.measures import bandwidth
-from minfer.cost import probes, real_steps
+from minfer.cost import calibration, probes, real_steps
 from minfer.cost.hardware import calibrated_path, find_hardware
 from tests.cost.test_why import FIRST, SECOND, table
 
@@ -15,10 +15,11 @@ SMALL = ("--num-prompts", "2", "--input-len", "4", "--output-len", "4", "--repea
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch):
-    """Probes of few sizes, each timed twice."""
+    """Probes and real steps of few and small sizes, once."""
     small = {"BATCH": 2, "EACH": 2, "PROMPTS": (20,), "WIDE": (2, 40), "MANY": (3, 4), "LAST": 1}
     for name, value in small.items():
         monkeypatch.setattr(real_steps, name, value)
+    monkeypatch.setattr(calibration, "PASSES", 1)
     monkeypatch.setattr(probes, "LEAST", 1e-6)
     monkeypatch.setattr(probes, "READING", 2**12)
     monkeypatch.setattr(bandwidth, "NBYTES", 2**12)
