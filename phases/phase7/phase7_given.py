@@ -237,8 +237,8 @@ class UnitRowsProduct(QuantizedProduct):
         return self.biased((self.bare(units) * largest).to(x.dtype))
 
 
-SUMMED = "compiled sums"
-"""The kernel's name where an engine says which ran."""
+SUMMED = "compiled sums (AVX-512)"
+"""The kernel's name where an engine says which ran; other CPUs take phase 6's kernel."""
 
 
 class SummedProduct(QuantizedProduct):

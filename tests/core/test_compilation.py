@@ -118,6 +118,49 @@ def test_quantised_layers_are_merged_code_by_code(family, scheme):
     assert not torch.allclose(exact.forward(exact.whole(PROMPT, [])), logits[0], rtol=0, atol=1e-6)
 
 
+class ScaleLeftOut(SummedProduct):
+    """A mistake: codes for weights."""
+
+    def forward(self, x):
+        return self.biased((self.layer.codes * x.float()[0]).sum(-1).to(x.dtype).unsqueeze(0))
+
+
+class ScaleOfAnotherChannel(SummedProduct):
+    """A mistake: scales in the wrong order."""
+
+    def forward(self, x):
+        sums = (self.layer.codes * x.float()[0]).sum(-1)
+        return self.biased((sums * self.layer.scale.roll(1)).to(x.dtype).unsqueeze(0))
+
+
+class TailLeftOut(SummedProduct):
+    """A mistake: only what fills whole vectors of 64 codes is summed."""
+
+    def forward(self, x):
+        whole = x.shape[-1] // 64 * 64
+        sums = (self.layer.codes[:, :whole] * x.float()[0, :whole]).sum(-1)
+        return self.biased((sums * self.layer.scale).to(x.dtype).unsqueeze(0))
+
+
+MISTAKES = [ScaleLeftOut, ScaleOfAnotherChannel, TailLeftOut]
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler here")
+@pytest.mark.parametrize("form", [SummedProduct, *MISTAKES])
+def test_the_sums_that_a_compiler_writes_are_the_product_and_a_mistake_in_them_is_seen(form):
+    """96 codes a channel: a vector of 64, and a tail."""
+    torch.manual_seed(3)
+    layer = QuantizedLinear.from_linear(nn.Linear(96, 5), find_scheme("int8"))
+    layer.pack(Device.get("cpu"), torch.bfloat16)
+    backend = "inductor" if form is SummedProduct else "eager"  # a mistake is one however it is compiled
+    compiled = torch.compile(form(layer, 5), backend=backend, fullgraph=True, dynamic=True)
+    x = torch.randn(1, 96).bfloat16()
+    with torch.inference_mode():
+        made = compiled(x).double()
+    exact = x.double() @ layer.dequantize().t() + layer.bias.double()
+    assert torch.allclose(made, exact, rtol=2**-8, atol=2**-8) == (form is SummedProduct)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_for_a_single_row_of_8_bit_codes_the_compiler_sees_the_sums_themselves(bias):
     torch.manual_seed(3)
