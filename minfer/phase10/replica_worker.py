@@ -15,11 +15,11 @@ from minfer.phase10.replica_message import Advance, Take, TakeBack, portable
 from minfer.phase10.worker import Voice, run
 
 
-class Served:
-    """An engine that answers the requests that come over `link`, and says there after each step what is new.
+class ReplicaWorker:
+    """Serves the requests that come over `link`, and says there after each step what is new.
 
-    Over `questions` it is asked how it is, between two steps. `stepper` takes the steps: the engine itself, unless
-    somebody who watches or steers it was put in its place, which a question may do.
+    Over `questions` come functions of this worker, which are called between two steps. `stepper` takes the steps: the
+    engine, until such a function puts somebody in its place who steers or watches it.
     """
 
     def __init__(self, engine: Any, link: Connection, questions: Connection) -> None:
@@ -43,8 +43,8 @@ class Served:
         while self.link.poll(0):
             self.hear(self.link.recv())
 
-    def answer(self, number: int, question: Callable[["Served"], Any]) -> None:
-        """What `question` returns, or the error that it raises; what was sent before it was asked is heard first."""
+    def answer(self, number: int, question: Callable[["ReplicaWorker"], Any]) -> None:
+        """Send what `question` returns, or the error that it raises; requests that were sent before it come first."""
         self.read()
         try:
             answer = question(self)
@@ -82,17 +82,17 @@ def work_as_replica(job: Job, voice: Voice) -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     engine = find(*job.engine).load(job.model, **job.options)
     voice.say("loaded")
-    Served(engine, *map(Connection, job.links)).serve()
+    ReplicaWorker(engine, *map(Connection, job.links)).serve()
 
 
-def state_of(served: Served) -> dict[str, Any]:
+def state_of(worker: ReplicaWorker) -> dict[str, Any]:
     """A question: what the replica's scheduler and pool hold."""
-    return served.engine.debug_state()
+    return worker.engine.debug_state()
 
 
-def usage_of(served: Served) -> Any:
+def usage_of(worker: ReplicaWorker) -> Any:
     """A question: how much of the replica's cache holds something."""
-    return served.engine.kv_usage()
+    return worker.engine.kv_usage()
 
 
 def run_replica() -> None:

@@ -87,9 +87,9 @@ def attended(engine: Any, policy: Policy) -> Attendant:
     return Attendant(engine, policy)
 
 
-def attend(served: Any, policy: Policy) -> None:
-    """A question to a replica, see `Served`: have an attendant take its steps."""
-    served.stepper = Attendant(served.engine, policy)
+def attend(worker: Any, policy: Policy) -> None:
+    """A question to a replica, see `ReplicaWorker`: have an attendant take its steps."""
+    worker.stepper = Attendant(worker.engine, policy)
 
 
 def picture_of(served: Any) -> dict[str, Any]:
