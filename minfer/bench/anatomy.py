@@ -1,13 +1,13 @@
 """Anatomy: what the time of a row's run goes to, in milliseconds per output token: measured, not modelled.
 
-Where the host sees what the device does, a clock in the counted runs themselves tells their parts: see `PartClock`.
-What it sees of no part, the profiler must explain: one more run, under torch.profiler, tells what all other operators
-and their calls take, and how much of what is compiled is attention. Its own time, so much for each event that it notes,
-is measured beforehand and taken off. So there are two measurements, and what they do not add up to is unexplained.
+On a CPU a `PartClock` times parts in the counted runs themselves. What it cannot time comes from one more run, under
+torch.profiler: all other operators with what calling them takes, and the attention that is compiled into regions. The
+profiler's own time, so much for each event that it notes, is measured beforehand and subtracted. What these two
+measurements do not add up to is unexplained.
 
-On a card, and in ledgers older than the clock, all parts are as the profiler saw them, scaled to the counted runs.
+On a GPU, and in ledgers without the clock's figures, all parts are the profiler's, scaled to the counted runs.
 
-The only thing that is reckoned is which part of the products is reading: their bytes at the machine's bandwidth.
+One thing is computed, not measured: how much of the products is reading weights, their bytes over the bandwidth.
 """
 
 from collections.abc import Iterator
@@ -36,9 +36,9 @@ PROBE_LAYERS = 8  # of the model that tells the profiler's own time
 
 
 def anatomy(contestant: EngineContestant, workload: Workload, event_s: float) -> dict[str, float]:
-    """Seconds of a profiled run's forwards by kind, without the profiler's own; steps; what products must have read.
+    """Seconds of a profiled run's forwards by kind, less the profiler's own; steps, and bytes that products read in one.
 
-    `compiled_s`: of the attention that is compiled into regions, in which no clock can tell it apart.
+    `compiled_s` is the attention within compiled regions, in which no clock can tell it apart.
     """
     engine: Any = contestant.engine
     forward, ranks = engine.forward, getattr(engine, "ranks", None)
@@ -116,13 +116,14 @@ def terms(facts: dict[str, float], run: Sample, bandwidth: float) -> Terms:
 
 
 def clocked(facts: dict[str, float], run: Sample) -> dict[str, float]:
-    """Seconds of a run's parts by its own clock; of what has no call to be timed, by the profiler.
+    """Seconds of a run's parts by its own clock; what has no call to be timed, by the profiler.
 
-    How the machine has drifted between the two, the products say, which both saw.
+    Products were timed by both: their ratio tells how the machine's speed has drifted between the two runs.
     """
     own = run.facts
     products = own["layers_s"] + own["head_s"]
-    drift = products / facts["products_s"] if facts["products_s"] else 1.0  # smaller than the profiler's own time
+    seen = facts["products_s"]  # 0 where they took no longer than the profiler itself
+    drift = products / seen if seen else 1.0
     return {
         "products": products,
         "attention": own["attention_s"] + drift * facts["compiled_s"],
