@@ -36,7 +36,7 @@ PROBE_LAYERS = 8  # of the model that tells the profiler's own time
 
 
 def anatomy(contestant: EngineContestant, workload: Workload, event_s: float) -> dict[str, float]:
-    """Seconds of a profiled run's forwards by kind, less the profiler's own; steps, and bytes that products read in one.
+    """Seconds of a profiled run's forwards by kind, less the profiler's own; steps; bytes that products read in one.
 
     `compiled_s` is the attention within compiled regions, in which no clock can tell it apart.
     """

@@ -62,10 +62,8 @@ class ReplicaWorker:
             self.engine.abort(message.id)
 
     def say(self, advanced: list[Sequence]) -> None:
-        """What is new of these. Raises the error of one of this replica's own ranks: it can answer nobody any more."""
-        lost = next((sequence.error for sequence in advanced if isinstance(sequence.error, RankError)), None)
-        if lost is not None:
-            raise lost
+        """What is new of these. Raises `RankError` if this replica has lost one of its own ranks."""
+        raise_if_lost(advanced)
         new = [Advance.of(sequence, self.told[sequence.id]) for sequence in advanced if sequence.id in self.told]
         for sequence in advanced:
             if sequence.finished:
@@ -74,6 +72,13 @@ class ReplicaWorker:
                 self.told[sequence.id] = len(sequence.output_ids)
         if new:
             self.link.send(new)
+
+
+def raise_if_lost(advanced: list[Sequence]) -> None:
+    """Raise the `RankError` that ended a request: its engine has lost a rank, and can answer nobody any more."""
+    for sequence in advanced:
+        if isinstance(sequence.error, RankError):
+            raise sequence.error
 
 
 def work_as_replica(job: Job, voice: Voice) -> None:

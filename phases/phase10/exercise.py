@@ -67,6 +67,7 @@ from phase10_given import (
     nccl,
     part_bytes,
     quantized,
+    raise_if_lost,
     require_distributed,
     run,
     run_on,
@@ -945,9 +946,7 @@ class ReplicatedEngine(PreviousEngine):
                 )
             try:
                 advanced = super().step()
-                lost = next((one.error for one in advanced if isinstance(one.error, RankError)), None)
-                if lost is not None:  # of this replica's own ranks
-                    raise lost
+                raise_if_lost(advanced)
                 idle = not (advanced or self.launched or self.scheduler.running or self.scheduler.waiting)
                 return advanced + self.replicas.advance(self.device.clock(), block=idle)
             except RankError as error:
