@@ -14,12 +14,10 @@ from torch import Tensor
 MASK_BYTES = 11
 """Bytes of a query-key pair while `causal_mask` makes its mask: an int64 distance and three bools."""
 
-STRIP = 128
-"""Queries that `attend_in_strips` takes at a time."""
 
-STRIP_THREADS = 4
-"""Most threads with which strips are used. With one and two they were measured to be 1.3 times as fast as torch's
-kernel; with many, a strip's product is too small to be shared among them, while the kernel gives each some heads."""
+STRIP, STRIP_THREADS = 128, 4
+"""Queries that `attend_in_strips` takes at a time. It was measured with one and two threads, to be 1.3 times as fast as
+torch's kernel; that deals heads to threads, and among many threads a strip's product is too small to be shared."""
 
 
 class Attention(Protocol):
@@ -94,16 +92,15 @@ def pays_in_strips(q: Tensor) -> bool:
 
 
 def attend_in_strips(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of one prompt: `STRIP` queries at a time, by the keys up to the last of them, in plain products.
+    """Causal attention of one prompt as plain products of some 128 queries with the keys up to theirs.
 
-    q `(T, n_heads, head_dim)`, k and v `(T, n_kv_heads, head_dim)` -> the shape of q. The query heads that share a key
-    head are rows of one product, which is then large enough to run at the machine's full speed.
+    q `(T, n_heads, head_dim)`, k and v `(T, n_kv_heads, head_dim)` -> the shape of q. All query heads of a key head are
+    rows of one product, which is then large enough to run at the machine's full speed.
     """
     length, heads, width = q.shape
     group = heads // k.shape[1]
     queries = (q * width**-0.5).unflatten(1, (-1, group)).transpose(0, 1).flatten(1, 2)  # (n_kv_heads, T * group, D)
-    keys, values = k.permute(1, 2, 0).contiguous(), v.transpose(0, 1).contiguous()  # (…, D, T), (…, T, D)
-    # Of a strip's own keys, -inf where the key is later than the query.
+    keys, values = k.permute(1, 2, 0).contiguous(), v.transpose(0, 1).contiguous()
     later = torch.full((STRIP, STRIP), -torch.inf, dtype=q.dtype, device=q.device).triu(1).repeat_interleave(group, 0)
     made = torch.empty_like(queries)
     for start in range(0, length, STRIP):

@@ -169,7 +169,7 @@ def test_modules_are_as_before_after_a_refusal(student):
     [
         ("nowhere.py", "there is no file nowhere.py"),
         ("no_such_module:Engine", "there is no module no_such_module"),
-        ("tests", "the folder has no phase3.py or phase3.ipynb (there: no Python file and no notebook)"),
+        ("phases", "the folder has no phase3.py or phase3.ipynb (there: no Python file and no notebook)"),
         ("work/phase3", "give FILE.py, FILE.ipynb with an optional :Class, a folder, or module:Class"),
     ],
 )
