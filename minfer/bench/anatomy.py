@@ -119,11 +119,11 @@ def terms(facts: dict[str, float], run: Sample, bandwidth: float) -> Terms:
 def clocked(facts: dict[str, float], run: Sample) -> dict[str, float]:
     """Seconds of a run's parts by its own clock; of what has no call to be timed, by the profiler.
 
-    How the machine has drifted between the two, the products say, which both saw.
+    How the machine has drifted between the two, the products say, which both saw; if they are not too small for that.
     """
     own = run.facts
     products = own["layers_s"] + own["head_s"]
-    drift = products / facts["products_s"]
+    drift = products / facts["products_s"] if facts["products_s"] else 1.0
     return {
         "products": products,
         "attention": own["attention_s"] + drift * facts["compiled_s"],
@@ -134,8 +134,8 @@ def clocked(facts: dict[str, float], run: Sample) -> dict[str, float]:
 
 
 def profiled(facts: dict[str, float], run: Sample) -> dict[str, float]:
-    """Seconds of a run's parts in the shares that they had under the profiler."""
-    scale = run.facts["forward_s"] / facts["forward_s"]
+    """Seconds of a run's parts in the shares that they had under the profiler; none if all that was its own time."""
+    scale = run.facts["forward_s"] / facts["forward_s"] if facts["forward_s"] > 0 else 0.0
     return {
         "products": scale * facts["products_s"],
         "attention": scale * facts["attention_s"],
