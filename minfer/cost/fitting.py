@@ -13,6 +13,7 @@ from minfer.cost.real_steps import RealStep
 
 Of = Callable[[RealStep], Any]
 NOTHING = Line(0.0, 0.0)
+LEAST = 1e-15  # seconds
 
 
 def tokens(step: RealStep) -> int:
@@ -106,8 +107,9 @@ class Fit:
     # ---- how -----------------------------------------------------------------------------------------------------
 
     def curve(self, size: Of, took: Of, of: Of = every) -> Curve:
-        """Through all sizes that were met, but for 0."""
-        return Curve(tuple(sorted((at, seconds) for at, seconds in self.least(size, took, of).items() if at)))
+        """Through all sizes that were met, but for 0; it is straight in logarithms, so nothing takes no time."""
+        points = self.least(size, took, of)
+        return Curve(tuple((at, max(points[at], LEAST)) for at in sorted(points) if at))
 
     def line(self, size: Of, took: Of, of: Of) -> Line:
         """By one size."""

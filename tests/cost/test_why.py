@@ -83,6 +83,13 @@ def test_a_machine_that_has_slowed_down_between_clock_and_profiler_is_known_by_i
     assert too_small_to_be_seen.kv == pytest.approx(250 * (0.15 + 0.1))
 
 
+def test_a_model_so_small_that_the_profiler_took_all_the_time_has_parts_that_the_clock_alone_tells():
+    nothing = {**dict.fromkeys(ANATOMY, 0.0), "steps": 4.0, "forward_s": -0.1}
+    parts = terms(nothing, clocked(), 1e9)
+    assert (parts.arithmetic, parts.launches) == (pytest.approx(250 * 0.4), 0.0)
+    assert terms(nothing, ledger.runs(FIRST)[0], 1e9).total == pytest.approx(25), "the host's: all else is unexplained"
+
+
 def test_what_neither_clock_nor_profiler_holds_is_unexplained():
     one = {**FIRST, "samples": [clocked().as_dict()] * 3, "anatomy": {**ANATOMY, "products_s": 0.4, "forward_s": 0.85}}
     slept = clocked(forward_s=1.1).as_dict() | {"duration": 1.2}
