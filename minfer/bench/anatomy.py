@@ -123,7 +123,7 @@ def clocked(facts: dict[str, float], run: Sample) -> dict[str, float]:
     """
     own = run.facts
     products = own["layers_s"] + own["head_s"]
-    drift = products / facts["products_s"] if facts["products_s"] else 1.0  # smaller than the profiler's own time
+    drift = products / facts["products_s"] if facts["products_s"] else 1.0
     return {
         "products": products,
         "attention": own["attention_s"] + drift * facts["compiled_s"],
