@@ -134,8 +134,8 @@ def clocked(facts: dict[str, float], run: Sample) -> dict[str, float]:
 
 
 def profiled(facts: dict[str, float], run: Sample) -> dict[str, float]:
-    """Seconds of a run's parts in the shares that they had under the profiler."""
-    scale = run.facts["forward_s"] / facts["forward_s"]
+    """Seconds of a run's parts in the shares that they had under the profiler; none if all that was its own time."""
+    scale = run.facts["forward_s"] / facts["forward_s"] if facts["forward_s"] > 0 else 0.0
     return {
         "products": scale * facts["products_s"],
         "attention": scale * facts["attention_s"],

@@ -85,7 +85,9 @@ def test_a_model_so_small_that_the_profiler_took_all_the_time_has_parts_that_the
     nothing = {**dict.fromkeys(ANATOMY, 0.0), "steps": 4.0, "forward_s": -0.1}
     parts = terms(nothing, clocked(), 1e9)
     assert (parts.arithmetic, parts.launches) == (pytest.approx(250 * 0.4), 0.0)
-    assert terms(nothing, ledger.runs(FIRST)[0], 1e9).total == pytest.approx(25), "the host's: all else is unexplained"
+    for forward in (0.0, -0.1):
+        seen = {**ANATOMY, "forward_s": forward}
+        assert terms(seen, ledger.runs(FIRST)[0], 1e9).total == pytest.approx(25), "the host's: all else is unexplained"
 
 
 def test_what_neither_clock_nor_profiler_holds_is_unexplained():
