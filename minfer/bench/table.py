@@ -114,7 +114,9 @@ def parts_of_steps(part: dict[str, Any]) -> list[Grid]:
         for row in part["rows"]
         if "step" in row
     ]
-    title = f"{part['workload']}: a step's time, ms (floor: least of products and head; parts: profiled; step: counted runs)"
+    title = (
+        f"{part['workload']}: a step's time, ms (floor: least of products, head; parts: profiled; step: counted runs)"
+    )
     return [Grid(title, ["", *STEP], rows)] if rows else []
 
 
