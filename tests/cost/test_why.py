@@ -7,7 +7,7 @@ from minfer.bench.anatomy import anatomy, event_seconds, product_bytes, terms
 from minfer.bench.contestants import EngineContestant
 from minfer.bench.operators import kind_of
 from minfer.bench.sample import Sample
-from minfer.bench.step_parts import parts_of_a_step
+from minfer.bench.step_parts import Rates, parts_of_a_step
 from minfer.bench.why import in_words, neighbours, row_named, waterfall
 from minfer.bench.workloads import batch, decode, prefill
 from minfer.core.errors import MinferError
@@ -188,9 +188,15 @@ def test_a_steps_parts_are_of_the_steps_that_the_workload_is_about(phase, work):
     import torch
 
     model = tiny_model("llama", 17).module(torch.float32)
+    model_weights = dict(model.named_parameters())
     contestant = EngineContestant(phase, model, num_blocks=64)
     samples = [contestant.run(work)]
-    seen = parts_of_a_step(contestant, work, samples, 0.0)
+    seen = parts_of_a_step(contestant, work, samples, 0.0, Rates(reads=1.0, flops=1e30))
+    weights = {name: part for name, part in model_weights.items() if name != "embed_tokens.weight" and part.dim() == 2}
+    assert seen.pop("floor_s") == sum(part.nbytes for part in weights.values())  # at a byte a second
+    flops = Rates(reads=1e30, flops=1.0).floor(contestant.engine.model, 9, 2)
+    head = weights.pop("lm_head.weight").numel()
+    assert flops == 2 * (9 * sum(part.numel() for part in weights.values()) + 2 * head)
     step, rest = seen.pop("step_s"), seen.pop("rest_s")
     assert all(seconds > 0 for seconds in [step, *seen.values()])
     assert sum(seen.values()) + rest == pytest.approx(step)
