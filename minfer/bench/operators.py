@@ -10,7 +10,7 @@ from minfer.core.measures.trace import Trace
 
 KINDS = {
     "products": r"aten::(matmul|addmm|mm|bmm|_int_mm|_scaled_mm)$|::linear|_linear_pointwise|pack_mm|minfer::product",
-    "attention": r"aten::scaled_dot_product_attention$|minfer::attention$|_fused_\w*(amax|index|masked_fill)",
+    "attention": r"aten::scaled_dot_product_attention$|_fused_\w*(amax|index|masked_fill)",  # or compiled
     "head": r"minfer::head$",  # where somebody marks it
     "cache": r"aten::(index_copy_|index_select|index_put_)$",  # what caches write, and the paged one gathers
     "other": r"aten::embedding$",  # reads its rows by index_select

@@ -10,10 +10,6 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.profiler import record_function
-
-LABEL = "minfer::attention"
-"""What profiles call `attend_in_strips`."""
 
 MASK_BYTES = 11
 """Bytes of a query-key pair while `causal_mask` makes its mask: an int64 distance and three bools."""
@@ -78,8 +74,7 @@ class CausalAttention(LayerAttention):
 def attend(q: Tensor, visible: Visible) -> Tensor:
     """softmax(q·kᵀ/√head_dim)·v with grouped heads: query head h reads key/value head h // (n_heads / n_kv_heads)."""
     if visible.is_causal and pays_in_strips(q):
-        with record_function(LABEL):  # else a profile would take its products for those of weights
-            return attend_in_strips(q, visible.keys, visible.values)
+        return attend_in_strips(q, visible.keys, visible.values)
     heads_first = [x.transpose(-3, -2) for x in (q, visible.keys, visible.values)]  # (*batch, heads, T or S, D)
     query, keys, values = (x.unsqueeze(0) if x.dim() == 3 else x for x in heads_first)
     grouped = query.shape[1] != keys.shape[1]

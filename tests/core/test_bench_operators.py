@@ -12,7 +12,6 @@ from minfer.bench.ops import BATCHES, count, decode_step
 from minfer.bench.sample import Sample
 from minfer.bench.shares import shares
 from minfer.bench.workloads import decode, mixed
-from minfer.core.attention import STRIP, CausalAttention
 from minfer.course.lab.tiny import tiny_model
 
 X = torch.rand(4, 6)
@@ -35,11 +34,6 @@ HEADS = torch.rand(1, 2, 3, 8)
 )
 def test_a_call_is_counted_once_and_by_its_kind(call, wanted):
     assert dict(Operators.of(call).calls) == wanted
-
-
-def test_the_products_of_attention_in_strips_are_attention():
-    q = torch.rand(2 * STRIP, 2, 8)
-    assert set(Operators.of(lambda: CausalAttention()(q, q, q)).seconds) == {"attention"}
 
 
 def test_only_what_is_inside_the_label_is_counted_where_one_is_given():
