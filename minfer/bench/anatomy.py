@@ -122,8 +122,7 @@ def clocked(facts: dict[str, float], run: Sample) -> dict[str, float]:
     """
     own = run.facts
     products = own["layers_s"] + own["head_s"]
-    seen = facts["products_s"]  # 0 where they took no longer than the profiler itself
-    drift = products / seen if seen else 1.0
+    drift = products / facts["products_s"] if facts["products_s"] else 1.0
     return {
         "products": products,
         "attention": own["attention_s"] + drift * facts["compiled_s"],
@@ -134,8 +133,8 @@ def clocked(facts: dict[str, float], run: Sample) -> dict[str, float]:
 
 
 def profiled(facts: dict[str, float], run: Sample) -> dict[str, float]:
-    """Seconds of a run's parts in the shares that they had under the profiler."""
-    scale = run.facts["forward_s"] / facts["forward_s"]
+    """Seconds of a run's parts in the shares that they had under the profiler; none if all that was its own time."""
+    scale = run.facts["forward_s"] / facts["forward_s"] if facts["forward_s"] > 0 else 0.0
     return {
         "products": scale * facts["products_s"],
         "attention": scale * facts["attention_s"],

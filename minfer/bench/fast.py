@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +18,7 @@ from minfer.bench.anatomy import event_seconds
 from minfer.bench.contestants import Contestant, EngineContestant
 from minfer.bench.llama_cpp_peer import LlamaCppContestant
 from minfer.bench.runner import interleave
-from minfer.bench.step_parts import parts_of_a_step
+from minfer.bench.step_parts import Rates, parts_of_a_step
 from minfer.bench.transformers_peer import TransformersContestant
 from minfer.core.checkpoint import Checkpoint
 from minfer.core.device import Device
@@ -114,11 +114,15 @@ class FastBench:
         """Once into a step of each engine."""
         if "event_s" not in self.made:
             self.made["event_s"] = event_seconds(self.module.config)  # type: ignore[arg-type]
+        if "rates" not in self.made:
+            self.made["rates"] = asdict(Rates.of(self.device))
         for contestant in contestants:
             row = ledger.row_of(part, contestant.name)
             if isinstance(contestant, EngineContestant) and row["samples"] and "step" not in row:
                 with self.console.status(f"{task.name}: looking into {contestant.name}"):
-                    row["step"] = parts_of_a_step(contestant, task, ledger.runs(row), self.made["event_s"])
+                    row["step"] = parts_of_a_step(
+                        contestant, task, ledger.runs(row), self.made["event_s"], Rates(**self.made["rates"])
+                    )
                 self.save()
 
 

@@ -8,9 +8,11 @@ where that is among them.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
@@ -22,18 +24,57 @@ from minfer.bench.sample import Sample
 from minfer.bench.shares import FORWARD
 from minfer.bench.workloads import Workload
 from minfer.core.batch import ForwardBatch
+from minfer.core.device import Device
+from minfer.cost.probes import LAYERS, multiplying, reading
+from minfer.phase6 import QuantizedLinear
+from minfer.phase7.product import PackedLinear
 
 HEAD = "minfer::head"
 TOKENS = 9  # of each request: eight decode steps
 
 
+@dataclass(frozen=True)
+class Rates:
+    """What this machine can do: bytes per second of large reads, FLOPs per second of a large product in float32."""
+
+    reads: float
+    flops: float
+
+    @classmethod
+    def of(cls, device: Device) -> "Rates":
+        """Measured now."""
+        return cls(reading(device), multiplying(torch.float32, device))
+
+    def floor(self, model: Any, tokens: int, rows: int) -> float:
+        """Seconds that products cannot fall below: each weight read once, or every multiplication done.
+
+        `tokens` go through the layers, `rows` of them through the head. Products in 8 bits may multiply faster.
+        """
+        nbytes = flops = 0
+        for layer in (one for one in model.modules() if isinstance(one, LAYERS)):
+            weights, read = size_of(layer)
+            nbytes += read
+            flops += 2 * weights * (rows if layer is model.lm_head else tokens)
+        return max(nbytes / self.reads, flops / self.flops)
+
+
+def size_of(layer: Any) -> tuple[int, int]:
+    """Weights of a linear layer, and the bytes that reading them takes, without what a kernel pads them with."""
+    if isinstance(layer, QuantizedLinear):
+        size = (layer.out_features, layer.in_features)
+        return size[0] * size[1], layer.scheme.nbytes(*size)
+    weight = layer.packed if isinstance(layer, PackedLinear) else layer.weight
+    return weight.numel(), weight.numel() * weight.element_size()
+
+
 def parts_of_a_step(
-    contestant: EngineContestant, workload: Workload, samples: list[Sample], event_s: float
+    contestant: EngineContestant, workload: Workload, samples: list[Sample], event_s: float, rates: Rates
 ) -> dict[str, float]:
     """Seconds of a step, by part; `event_s` is the time that the profiler takes to note one event.
 
     `host_s` is the time outside of forwards in the counted runs, per step; `step_s` is a step of those runs, and
-    `rest_s` what no part of it explains (negative: the profiled steps took longer).
+    `rest_s` what no part of it explains (negative: the profiled steps took longer); `floor_s` what products and head
+    take at least at the machine's `rates`.
     """
     engine: Any = contestant.engine
     forward, steps = engine.forward, 0
@@ -63,7 +104,8 @@ def parts_of_a_step(
     outside = median((run.duration - run.facts["forward_s"]) / run.facts["steps"] for run in samples)
     parts |= {"between_s": max(0.0, whole - sum(parts.values())), "host_s": outside}
     step = median(step_seconds(workload, run) for run in samples)
-    return {**parts, "step_s": step, "rest_s": step - sum(parts.values())}
+    floor = rates.floor(engine.model, tokens, len(workload.requests))
+    return {**parts, "step_s": step, "rest_s": step - sum(parts.values()), "floor_s": floor}
 
 
 def step_seconds(workload: Workload, run: Sample) -> float:

@@ -13,7 +13,7 @@ from minfer.bench.sample import Sample, Spread
 
 FACTS = {"tokens fed": ("tokens_fed", 1.0), "host %": ("host_share", 100.0), "KV unused %": ("kv_unused", 100.0)}
 NONE = "–"
-STEP = ("products", "attention", "between", "head", "host", "rest", "step")
+STEP = ("floor", "products", "attention", "between", "head", "host", "rest", "step")
 
 
 def terminal(ledger: dict[str, Any]) -> list[Table | str]:
@@ -114,7 +114,9 @@ def parts_of_steps(part: dict[str, Any]) -> list[Grid]:
         for row in part["rows"]
         if "step" in row
     ]
-    title = f"{part['workload']}: what a step's time goes to, ms (parts: one profiled run; step: the counted runs)"
+    title = (
+        f"{part['workload']}: a step's time, ms (floor: least of products, head; parts: profiled; step: counted runs)"
+    )
     return [Grid(title, ["", *STEP], rows)] if rows else []
 
 

@@ -15,11 +15,6 @@ MASK_BYTES = 11
 """Bytes of a query-key pair while `causal_mask` makes its mask: an int64 distance and three bools."""
 
 
-STRIP, STRIP_THREADS = 128, 4
-"""Queries that `attend_in_strips` takes at a time. It was measured with one and two threads, to be 1.3 times as fast as
-torch's kernel; that deals heads to threads, and among many threads a strip's product is too small to be shared."""
-
-
 class Attention(Protocol):
     """What the model needs of a layer's attention."""
 
@@ -73,8 +68,6 @@ class CausalAttention(LayerAttention):
 
 def attend(q: Tensor, visible: Visible) -> Tensor:
     """softmax(q·kᵀ/√head_dim)·v with grouped heads: query head h reads key/value head h // (n_heads / n_kv_heads)."""
-    if visible.is_causal and pays_in_strips(q):
-        return attend_in_strips(q, visible.keys, visible.values)
     heads_first = [x.transpose(-3, -2) for x in (q, visible.keys, visible.values)]  # (*batch, heads, T or S, D)
     query, keys, values = (x.unsqueeze(0) if x.dim() == 3 else x for x in heads_first)
     grouped = query.shape[1] != keys.shape[1]
@@ -82,35 +75,6 @@ def attend(q: Tensor, visible: Visible) -> Tensor:
         query, keys, values, attn_mask=visible.mask, is_causal=visible.is_causal, enable_gqa=grouped
     )
     return out.transpose(1, 2).reshape(q.shape)
-
-
-def pays_in_strips(q: Tensor) -> bool:
-    """Whether `attend_in_strips` is faster: for one long prompt `(T, n_heads, head_dim)`, on a CPU of few cores."""
-    if q.device.type != "cpu" or q.dim() != 3 or q.dtype not in (torch.float32, torch.float64):
-        return False
-    return len(q) >= 2 * STRIP and torch.get_num_threads() <= STRIP_THREADS
-
-
-def attend_in_strips(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of one prompt as plain products of some 128 queries with the keys up to theirs.
-
-    q `(T, n_heads, head_dim)`, k and v `(T, n_kv_heads, head_dim)` -> the shape of q. All query heads of a key head are
-    rows of one product, which is then large enough to run at the machine's full speed.
-    """
-    length, heads, width = q.shape
-    group = heads // k.shape[1]
-    queries = (q * width**-0.5).unflatten(1, (-1, group)).transpose(0, 1).flatten(1, 2)  # (n_kv_heads, T * group, D)
-    keys, values = k.permute(1, 2, 0).contiguous(), v.transpose(0, 1).contiguous()
-    later = torch.full((STRIP, STRIP), -torch.inf, dtype=q.dtype, device=q.device).triu(1).repeat_interleave(group, 0)
-    made = torch.empty_like(queries)
-    for start in range(0, length, STRIP):
-        end = min(start + STRIP, length)
-        rows = slice(start * group, end * group)
-        for query, key, value, out in zip(queries, keys, values, made, strict=True):
-            scores = torch.mm(query[rows], key[:, :end])
-            scores[:, start:] += later[: len(scores), : end - start]
-            torch.mm(scores.softmax(-1), value[:end], out=out[rows])
-    return made.unflatten(1, (length, group)).transpose(0, 1).reshape(q.shape)
 
 
 def causal_mask(query_positions: Tensor, key_positions: Tensor, window: int | None = None) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from minfer.core.attention import STRIP, CausalAttention, Visible, attend, attend_in_strips, causal_mask, pays_in_strips
+from minfer.core.attention import CausalAttention, Visible, attend, causal_mask
 from minfer.core.config import ModelConfig
 from minfer.core.model import RMSNorm, Transformer, wide
 from minfer.core.models import model_class
@@ -104,27 +104,6 @@ def test_causal_attention_is_the_formula_with_grouped_heads_and_a_window(kv_head
     distance = torch.arange(9)[:, None] - torch.arange(9)
     mask = (distance >= 0) & (distance < (window or 9))
     torch.testing.assert_close(CausalAttention(window)(q, k, v), formula(q, k, v, mask), rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("kv_heads", [1, 2, 6])
-@pytest.mark.parametrize("length", [2 * STRIP, 2 * STRIP + 41])
-def test_a_long_prompt_in_strips_is_the_formula_with_grouped_heads(kv_heads, length):
-    q, k, v = heads(length, 6, 0), heads(length, kv_heads, 1), heads(length, kv_heads, 2)
-    expected = formula(q, k, v, torch.ones(length, length, dtype=torch.bool).tril())
-    torch.testing.assert_close(attend_in_strips(q, k, v), expected, rtol=0, atol=1e-13)
-    assert pays_in_strips(q)
-    assert torch.equal(CausalAttention()(q, k, v), attend_in_strips(q, k, v))
-    assert not torch.equal(attend(q, Visible(k, v)), attend_in_strips(q, k, v))  # all keys are seen there
-
-
-def test_strips_are_for_one_long_prompt_on_a_cpu_of_few_cores(monkeypatch):
-    long = heads(2 * STRIP, 3, 0)
-    assert pays_in_strips(long)
-    assert pays_in_strips(long.float())
-    for other in (long[1:], long.half(), long.bfloat16(), long.expand(2, -1, -1, -1), long.to("meta")):
-        assert not pays_in_strips(other)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
-    assert not pays_in_strips(long)
 
 
 def test_fewer_queries_than_keys_are_the_last_ones():

@@ -7,7 +7,7 @@ from minfer.bench.anatomy import anatomy, event_seconds, product_bytes, terms
 from minfer.bench.contestants import EngineContestant
 from minfer.bench.operators import kind_of
 from minfer.bench.sample import Sample
-from minfer.bench.step_parts import parts_of_a_step
+from minfer.bench.step_parts import Rates, parts_of_a_step
 from minfer.bench.why import in_words, neighbours, row_named, waterfall
 from minfer.bench.workloads import batch, decode, prefill
 from minfer.core.errors import MinferError
@@ -79,8 +79,15 @@ def test_a_machine_that_has_slowed_down_between_clock_and_profiler_is_known_by_i
     profiled = {**ANATOMY, "products_s": 0.4, "compiled_s": 0.1}
     slower = {name: 2 * value if name.endswith("_s") else value for name, value in profiled.items()}
     assert terms(slower, clocked(), 1e9) == terms(profiled, clocked(), 1e9)
-    too_small_to_be_seen = terms({**profiled, "products_s": 0.0}, clocked(), 1e9)
-    assert too_small_to_be_seen.kv == pytest.approx(250 * (0.15 + 0.1))
+
+
+def test_a_model_so_small_that_the_profiler_took_all_the_time_has_parts_that_the_clock_alone_tells():
+    nothing = {**dict.fromkeys(ANATOMY, 0.0), "steps": 4.0, "forward_s": -0.1}
+    parts = terms(nothing, clocked(), 1e9)
+    assert (parts.arithmetic, parts.launches) == (pytest.approx(250 * 0.4), 0.0)
+    for forward in (0.0, -0.1):
+        seen = {**ANATOMY, "forward_s": forward}
+        assert terms(seen, ledger.runs(FIRST)[0], 1e9).total == pytest.approx(25), "the host's: all else is unexplained"
 
 
 def test_what_neither_clock_nor_profiler_holds_is_unexplained():
@@ -181,9 +188,15 @@ def test_a_steps_parts_are_of_the_steps_that_the_workload_is_about(phase, work):
     import torch
 
     model = tiny_model("llama", 17).module(torch.float32)
+    model_weights = dict(model.named_parameters())
     contestant = EngineContestant(phase, model, num_blocks=64)
     samples = [contestant.run(work)]
-    seen = parts_of_a_step(contestant, work, samples, 0.0)
+    seen = parts_of_a_step(contestant, work, samples, 0.0, Rates(reads=1.0, flops=1e30))
+    weights = {name: part for name, part in model_weights.items() if name != "embed_tokens.weight" and part.dim() == 2}
+    assert seen.pop("floor_s") == sum(part.nbytes for part in weights.values())  # at a byte a second
+    flops = Rates(reads=1e30, flops=1.0).floor(contestant.engine.model, 9, 2)
+    head = weights.pop("lm_head.weight").numel()
+    assert flops == 2 * (9 * sum(part.numel() for part in weights.values()) + 2 * head)
     step, rest = seen.pop("step_s"), seen.pop("rest_s")
     assert all(seconds > 0 for seconds in [step, *seen.values()])
     assert sum(seen.values()) + rest == pytest.approx(step)
