@@ -1,18 +1,18 @@
 """Anatomy: what the time of a row's run goes to, in milliseconds per output token: measured, not modelled.
 
-Where the host sees what the device does, a clock in the counted runs themselves tells their parts: see `PartClock`.
-What it sees of no part, the profiler must explain: one more run, under torch.profiler, tells what all other operators
-and their calls take, and how much of what is compiled is attention. Its own time, so much for each event that it notes,
-is measured beforehand and taken off. So there are two measurements, and what they do not add up to is unexplained.
+On a CPU a `PartClock` times parts in the counted runs themselves. What it cannot time comes from one more run, under
+torch.profiler: all other operators with what calling them takes, and the attention that is compiled into regions. The
+profiler's own time, so much for each event that it notes, is measured beforehand and subtracted. What these two
+measurements do not add up to is unexplained.
 
-On a card, and in ledgers older than the clock, all parts are as the profiler saw them, scaled to the counted runs.
+On a GPU, and in ledgers without the clock's figures, all parts are the profiler's, scaled to the counted runs.
 
-The only thing that is reckoned is which part of the products is reading: their bytes at the machine's bandwidth.
+One thing is computed, not measured: how much of the products is reading weights, their bytes over the bandwidth.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 from torch import Tensor
@@ -25,19 +25,20 @@ from minfer.bench.shares import FORWARD
 from minfer.bench.workloads import Workload, decode
 from minfer.core.batch import ForwardBatch
 from minfer.core.config import ModelConfig
+from minfer.core.models import model_class
 from minfer.cost.cost_model import Terms
-from minfer.cost.probes import LAYERS, small
+from minfer.cost.linear_layers import LINEAR, called_layers
 from minfer.phase6 import QuantizedLinear
 from minfer.phase7.product import PackedLinear
 
 PRODUCT = "minfer::linear"  # `Operators` takes it for a product, with all that is called within
-PROBE = 8  # layers of the model that the profiler's own time is taken of
+PROBE_LAYERS = 8  # of the model that tells the profiler's own time
 
 
 def anatomy(contestant: EngineContestant, workload: Workload, event_s: float) -> dict[str, float]:
-    """Seconds of a profiled run's forwards by kind, without the profiler's own; steps; what products must have read.
+    """Seconds of a profiled run's forwards by kind, less the profiler's own; steps; bytes that products read in one.
 
-    `compiled_s`: of the attention that is compiled into regions, in which no clock can tell it apart.
+    `compiled_s` is the attention within compiled regions, in which no clock can tell it apart.
     """
     engine: Any = contestant.engine
     forward, ranks = engine.forward, getattr(engine, "ranks", None)
@@ -46,7 +47,7 @@ def anatomy(contestant: EngineContestant, workload: Workload, event_s: float) ->
         with record_function(FORWARD):
             return forward(batch)
 
-    groups = [ranks.tensor, ranks.world, ranks.host] if ranks else []
+    groups = ranks.groups if ranks else ()
     waited = [group.seconds for group in groups]
     engine.forward = marked
     try:
@@ -56,7 +57,9 @@ def anatomy(contestant: EngineContestant, workload: Workload, event_s: float) ->
     finally:
         del engine.forward
     waits = [group.seconds - before for group, before in zip(groups, waited, strict=True)]
-    inside = waits[0] if waits else 0.0  # the layers' all-reduces are parts of their products
+    inside = (
+        waits[groups.index(ranks.tensor)] if ranks else 0.0
+    )  # all-reduces are seen as parts of the layers' products
     steps = made[0].facts["steps"]
     seconds = {kind: max(0.0, seen.seconds[kind] - event_s * seen.events[kind]) for kind in seen.seconds}
     return {
@@ -75,11 +78,7 @@ def anatomy(contestant: EngineContestant, workload: Workload, event_s: float) ->
 
 @contextmanager
 def layers_marked(engine: Any) -> Iterator[None]:
-    """Make all that a linear layer does a product's: unpacking its weight, and converting its rows too.
-
-    Plain layers in a compiled region are left alone: to mark them would compile it anew.
-    """
-    kinds = LAYERS[1:] if hasattr(engine, "compilation") else LAYERS
+    """Count all that a linear layer does as its product: unpacking its weight, and converting its rows too."""
     ranges: list[Any] = []
 
     def enter(*_: Any) -> None:
@@ -90,7 +89,7 @@ def layers_marked(engine: Any) -> Iterator[None]:
         ranges.pop().__exit__(None, None, None)
 
     hooks = []
-    for layer in (one for one in engine.model.modules() if isinstance(one, kinds)):
+    for layer in called_layers(engine):
         hooks += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
     try:
         yield
@@ -117,13 +116,14 @@ def terms(facts: dict[str, float], run: Sample, bandwidth: float) -> Terms:
 
 
 def clocked(facts: dict[str, float], run: Sample) -> dict[str, float]:
-    """Seconds of a run's parts by its own clock; of what has no call to be timed, by the profiler.
+    """Seconds of a run's parts by its own clock; what has no call to be timed, by the profiler.
 
-    How the machine has drifted between the two, the products say, which both saw.
+    Products were timed by both: their ratio tells how the machine's speed has drifted between the two runs.
     """
     own = run.facts
     products = own["layers_s"] + own["head_s"]
-    drift = products / facts["products_s"] if facts["products_s"] else 1.0
+    seen = facts["products_s"]  # 0 where they took no longer than the profiler itself
+    drift = products / seen if seen else 1.0
     return {
         "products": products,
         "attention": own["attention_s"] + drift * facts["compiled_s"],
@@ -153,8 +153,8 @@ def others(facts: dict[str, float]) -> float:
 
 def product_bytes(model: Any) -> int:
     """Bytes of the weights that products read in a step; a head that is tied too, an embedding's lookup not."""
-    layers = [one for one in model.modules() if isinstance(one, LAYERS)]
-    if not isinstance(model.lm_head, LAYERS):  # a rank's own part of the vocabulary
+    layers = [one for one in model.modules() if isinstance(one, LINEAR)]
+    if not isinstance(model.lm_head, LINEAR):  # a rank's own part of the vocabulary
         layers.append(model.lm_head)
     return sum(map(_bytes_of, layers))
 
@@ -167,10 +167,26 @@ def _bytes_of(layer: Any) -> int:
 
 
 def event_seconds(config: ModelConfig) -> float:
-    """What the profiler takes for each event that it notes: a model of next to no numbers with it, and without."""
-    contestant = EngineContestant(5, small(config, PROBE), num_blocks=16)
+    """Seconds that the profiler takes for each event that it notes: by a tiny model, with it and without."""
+    contestant = EngineContestant(5, empty_model(config), num_blocks=16)
     work = decode(64, 2, 8, 12)
     contestant.run(work)
     plain = min(contestant.run(work).facts["forward_s"] for _ in range(3))
     seen = [anatomy(contestant, work, 0.0) for _ in range(3)]
     return max(0.0, (min(one["forward_s"] for one in seen) - plain) / seen[0]["events"])
+
+
+def empty_model(config: ModelConfig) -> Any:
+    """A model of the same kind whose layers have next to no numbers: what it takes is calling its operators."""
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "head_dim": 8,
+        "vocab_size": 64,
+    }
+    made = replace(config, num_layers=PROBE_LAYERS, windows=(None,) * PROBE_LAYERS, **sizes)  # type: ignore[arg-type]
+    if config.rope is not None:
+        made = replace(made, rope=replace(config.rope))
+    return model_class(made)(made)

@@ -25,7 +25,8 @@ from minfer.bench.shares import FORWARD
 from minfer.bench.workloads import Workload
 from minfer.core.batch import ForwardBatch
 from minfer.core.device import Device
-from minfer.cost.probes import LAYERS, multiplying, reading
+from minfer.cost.linear_layers import LINEAR
+from minfer.cost.probes import multiplying, reading
 from minfer.phase6 import QuantizedLinear
 from minfer.phase7.product import PackedLinear
 
@@ -51,7 +52,7 @@ class Rates:
         `tokens` go through the layers, `rows` of them through the head. Products in 8 bits may multiply faster.
         """
         nbytes = flops = 0
-        for layer in (one for one in model.modules() if isinstance(one, LAYERS)):
+        for layer in (one for one in model.modules() if isinstance(one, LINEAR)):
             weights, read = size_of(layer)
             nbytes += read
             flops += 2 * weights * (rows if layer is model.lm_head else tokens)

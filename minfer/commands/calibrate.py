@@ -24,9 +24,7 @@ SHOWN = (1, 2, 4, 8, 16, 48, 192)  # rows
 
 
 def calibrate(
-    model: Annotated[str, typer.Option("--model", "-m", help="Whose shapes products and attention are timed in.")] = (
-        "tiny"
-    ),
+    model: Annotated[str, typer.Option("--model", "-m", help="Whose steps are timed.")] = ("tiny"),
     device: Annotated[str, typer.Option(help="What is measured: auto, cpu, cuda, cuda:N.")] = "auto",
     ranks: Annotated[int, typer.Option(min=1, help="Ranks to measure the link between; 1: none.")] = 2,
     check: Annotated[
@@ -34,7 +32,7 @@ def calibrate(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="The file; default: this machine's own, in minfer's cache.")] = None,
 ) -> None:
-    """Measure bandwidth, FLOP/s, products by dtype and rows, the cost of an operator, the host, and the link."""
+    """Measure memory, arithmetic, the cost of an operator, the link between ranks, and real steps of the engines."""
     if out is not None and not out.absolute().parent.is_dir():
         raise OptionsError(f"--out {out}: there is no folder {out.parent}")
     place = Device.get(device)

@@ -1,4 +1,4 @@
-"""Calibration: this machine's rates: of its memory and operators by probes, of engines by their own real steps."""
+"""Calibration: this machine's rates: of memory and operators by probes, of engines fitted to their real steps."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ def calibrate(module: nn.Module, model: str, device: Device, title: str, ranks: 
         say(f"the link between {ranks} ranks")
         made = replace(made, link=link(ranks, device))
     found: dict[Variant, list[list[RealStep]]] = {variant: [] for variant in measured_variants(ranks)}
-    for number in range(PASSES):  # over all of them: what disturbs the machine for a while is over in the next
+    for number in range(PASSES):  # each over all engines: what disturbs the machine in one is over in the next
         for variant, passes in found.items():
             say(f"steps of {variant.setup(config).kernels}, pass {number + 1} of {PASSES}")
             passes.append(steps(variant, module, model, device))
@@ -59,7 +59,7 @@ def calibrate(module: nn.Module, model: str, device: Device, title: str, ranks: 
 
 
 def measured_variants(ranks: int) -> list[Variant]:
-    """One variant for each kind of engine that rows have; that of several ranks with as many as are asked for."""
+    """The first variant of each kind of engine that rows have; that of several ranks with as many as are asked for."""
     kinds: dict[tuple[str, bool, bool], Variant] = {}
     for variant in VARIANTS:
         if not variant.cuda and (variant.ranks == 1 or ranks > 1):
@@ -71,7 +71,7 @@ def measured_variants(ranks: int) -> list[Variant]:
 
 
 def steps(variant: Variant, module: nn.Module, model: str, device: Device) -> list[RealStep]:
-    """Of an engine that is made for them: so there is never more than one beside `module`."""
+    """Of an engine that is made for them and then let go: there is never more than one beside `module`."""
     config: Any = module.config
     with contestant(variant, module, model, device) as made:
         return RealSteps(made, config.vocab_size).all()
@@ -79,14 +79,14 @@ def steps(variant: Variant, module: nn.Module, model: str, device: Device) -> li
 
 @contextmanager
 def contestant(variant: Variant, module: nn.Module, model: str, device: Device) -> Iterator[EngineContestant]:
-    """Its engine, of phase 6 at least, with room for the real steps; gone in the end."""
+    """Its engine, with room for the real steps; gone in the end."""
     options = {**real_steps.OPTIONS, "num_blocks": real_steps.blocks(BLOCK), "block_size": BLOCK}
     if variant.ranks > 1:
         with closing(RanksContestant(variant, model, device, **options)) as made:
             yield made
         return
     own = copy.deepcopy(module).to(variant.dtype)
-    yield EngineContestant(max(variant.phase, 6), own, variant.name, **options, **dict(variant.options))
+    yield EngineContestant(variant.phase, own, variant.name, **options, **dict(variant.options))
 
 
 def link(ranks: int, device: Device) -> Line:

@@ -55,8 +55,8 @@ class Check:
     def cells(self) -> list[Cell]:
         """Row by row: decode steps by batch and context, then prompts.
 
-        All are run through more than once, and the lesser time of each is taken, as it is of the probes: what disturbs
-        the machine during one pass is over in another.
+        All are run through more than once, and the least time of each is taken: what disturbs the machine during one
+        pass is over in another.
         """
         rows = {variant: self.engine(variant) for variant in VARIANTS if variant.name in ROWS}
         passes = [[cell for row in rows.items() for cell in self.row(*row)] for _ in range(PASSES)]

@@ -102,10 +102,9 @@ class CostModel:
     def attention(self, step: Step, rates: EngineRates) -> float:
         """Seconds of a layer's attention: single tokens by what they read together, prompts by what each computes."""
         decodes, prompts = attended(step)
-        nbytes = sum(decodes) * self.formulas.cost.kv_bytes / self.setup.config.num_layers
-        flops = sum(q * s for q, s in prompts) * self.formulas.cost.per_pair / self.setup.config.num_layers
-        took = rates.decode.seconds(nbytes) if decodes else 0.0
-        return took + rates.prefill.seconds(flops, calls=len(prompts))
+        layers = self.setup.config.num_layers
+        took = rates.decode.seconds(decode_bytes(step, self.formulas) / layers) if decodes else 0.0
+        return took + rates.prefill.seconds(prompt_flops(step, self.formulas) / layers, calls=len(prompts))
 
     # ---- by a machine's rates ------------------------------------------------------------------------------------
 
@@ -184,6 +183,11 @@ def only_decodes(step: Step) -> bool:
     return all(query == 1 for query in step.queries)
 
 
+def decode_bytes(step: Step, formulas: Formulas) -> int:
+    """Bytes of keys and values that attention reads for single tokens, over all layers."""
+    return sum(attended(step)[0]) * formulas.cost.kv_bytes
+
+
 def prompt_flops(step: Step, formulas: Formulas) -> float:
-    """FLOPs of attention to chunks, over all layers; that of single tokens is known by what it reads."""
+    """FLOPs of chunks' attention, over all layers; that of single tokens takes as long as what it reads."""
     return sum(query * context for query, context in attended(step)[1]) * formulas.cost.per_pair

@@ -1,4 +1,4 @@
-"""Fitting: rates of an engine from what its real steps took, term by term; no term knows what the others came to."""
+"""Fitting: an engine's rates from what its real steps took. Each term is fitted by itself, to its own part of them."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from minfer.cost.cost_model import CostModel, Setup, attended, only_decodes
+from minfer.cost.cost_model import CostModel, Setup, decode_bytes, only_decodes, prompt_flops
 from minfer.cost.hardware import Curve, EngineRates, Hardware, Line
 from minfer.cost.real_steps import RealStep
 
-Of = Callable[[RealStep], Any]
+Measure = Callable[[RealStep], Any]  # a size of a step, several sizes, or seconds
+Choice = Callable[[RealStep], bool]
 NOTHING = Line(0.0, 0.0)
 LEAST = 1e-15  # seconds
 
 
 def tokens(step: RealStep) -> int:
-    """Of all requests together."""
+    """Tokens that it computes, of all requests together."""
     return step.sizes.tokens
 
 
@@ -26,16 +27,16 @@ def decoding(step: RealStep) -> bool:
     return only_decodes(step.sizes)
 
 
-def every(step: RealStep) -> bool:
-    """Any step."""
+def any_step(step: RealStep) -> bool:
+    """All of them."""
     return True
 
 
 class Fit:
-    """Of one engine, whose steps were run through some times.
+    """The rates of one engine, from several passes over the same steps.
 
-    Of the same steps of several passes the least time is taken: what disturbs the machine in one is over in another.
-    Within a pass it is the median: a step makes hundreds of calls, which take what such calls usually take.
+    Of steps of one size the median within a pass is taken, since a step makes hundreds of calls, which take what such
+    calls usually take; of the passes' medians the least, since what disturbs the machine in one is over in another.
     """
 
     def __init__(self, setup: Setup, machine: Hardware, passes: list[list[RealStep]]) -> None:
@@ -45,13 +46,13 @@ class Fit:
         self.is_compiled = not any(step.parts["attention"] for step in decodes)
 
     def rates(self) -> EngineRates:
-        """Every term from the steps that have it."""
+        """Every term, from the steps that have it."""
         formulas = self.formulas
         compiled, decode, gather = self.compiled() if self.is_compiled else (None, *self.paged())
         return EngineRates(
             layers=self.curve(tokens, lambda step: step.parts["layers"] / formulas.layer_weights),
             head=self.curve(lambda step: step.sizes.rows, lambda step: step.parts["head"] / formulas.head_weights),
-            beside=self.curve(tokens, self.beside, (lambda step: not decoding(step)) if self.is_compiled else every),
+            beside=self.curve(tokens, self.beside, self.attends_by_call),
             prefill=self.prefill(),
             decode=decode,
             gather=gather,
@@ -60,22 +61,29 @@ class Fit:
             communication=self.communication(),
         )
 
+    def attends_by_call(self, step: RealStep) -> bool:
+        """Whether its attention is a call of its own, not compiled with what surrounds it."""
+        return not (self.is_compiled and decoding(step))
+
     def beside(self, step: RealStep) -> float:
-        """A layer's share of what is no part's."""
+        """A layer's seconds that are in no part."""
         return step.beside / self.layers
 
     def kv_bytes(self, step: RealStep) -> float:
-        """Bytes of keys and values that single tokens see in a layer."""
-        return sum(attended(step.sizes)[0]) * self.formulas.cost.kv_bytes / self.layers
+        """Bytes of keys and values that a layer's attention reads for single tokens."""
+        return decode_bytes(step.sizes, self.formulas) / self.layers
 
     def compiled(self) -> tuple[Line, Line, Line]:
-        """Where attention has no call of its own, it is what grows with the bytes read. Nothing is gathered."""
+        """`compiled`, `decode` and `gather` where attention has no call of its own, and nothing is gathered.
+
+        Of what a layer then takes beside products, attention is what grows with the bytes that it reads.
+        """
         points = self.least(lambda step: (1.0, float(tokens(step)), self.kv_bytes(step)), self.beside, decoding)
         call, token, byte = fitted(points)
         return Line(call, token), Line(0.0, byte), NOTHING
 
     def paged(self) -> tuple[Line, Line]:
-        """Attention of single tokens, and the gathering before it."""
+        """`decode` and `gather` where both are calls."""
         copied = self.line(
             lambda step: self.formulas.work(step.sizes).copied / self.layers,
             lambda step: step.parts["gather"] / self.layers,
@@ -85,14 +93,8 @@ class Fit:
 
     def prefill(self) -> Line:
         """Attention of prompts, each in a call of its own."""
-
-        def sizes(step: RealStep) -> tuple[float, float]:
-            queries, contexts, *_ = step.sizes
-            pairs = sum(query * context for query, context in zip(queries, contexts, strict=True))
-            return float(len(queries)), pairs * self.formulas.cost.per_pair / self.layers
-
         points = self.least(
-            sizes,
+            lambda step: (float(len(step.sizes.queries)), prompt_flops(step.sizes, self.formulas) / self.layers),
             lambda step: step.parts["attention"] / self.layers,
             lambda step: all(query > 1 for query in step.sizes.queries),
         )
@@ -102,26 +104,28 @@ class Fit:
         """Of a step, by the bytes of all its messages."""
         if self.model.setup.ranks == 1:
             return None
-        return self.line(lambda step: self.model.messages(step.sizes), lambda step: step.parts["communication"], every)
+        return self.line(
+            lambda step: self.model.messages(step.sizes), lambda step: step.parts["communication"], any_step
+        )
 
     # ---- how -----------------------------------------------------------------------------------------------------
 
-    def curve(self, size: Of, took: Of, of: Of = every) -> Curve:
-        """Through all sizes that were met, but for 0; it is straight in logarithms, so nothing takes no time."""
-        points = self.least(size, took, of)
+    def curve(self, size: Measure, took: Measure, chosen: Choice = any_step) -> Curve:
+        """What the chosen steps took, through all sizes but 0; straight in logarithms, so nothing takes no time."""
+        points = self.least(size, took, chosen)
         return Curve(tuple((at, max(points[at], LEAST)) for at in sorted(points) if at))
 
-    def line(self, size: Of, took: Of, of: Of) -> Line:
-        """By one size."""
-        points = self.least(lambda step: (1.0, float(size(step))), took, of)
+    def line(self, size: Measure, took: Measure, chosen: Choice) -> Line:
+        """What the chosen steps took: a constant, and so much for each unit of size."""
+        points = self.least(lambda step: (1.0, float(size(step))), took, chosen)
         return Line(*fitted(points))
 
-    def least(self, size: Of, took: Of, of: Of) -> dict[Any, float]:
-        """By size, the least median of a pass, of the steps for which `of` holds."""
+    def least(self, size: Measure, took: Measure, chosen: Choice) -> dict[Any, float]:
+        """What the chosen steps took, by size: of each pass's median the least."""
         found: dict[Any, float] = {}
         for steps in self.passes:
             alike: dict[Any, list[float]] = defaultdict(list)
-            for step in filter(of, steps):
+            for step in filter(chosen, steps):
                 alike[size(step)].append(took(step))
             for at, seconds in alike.items():
                 found[at] = min(median(seconds), found.get(at, float("inf")))
@@ -129,7 +133,10 @@ class Fit:
 
 
 def fitted(points: Mapping[tuple[float, ...], float]) -> list[float]:
-    """One factor for each number of the keys, none below 0: seconds ≈ Σ factor · number, of least relative error."""
+    """One factor for each number in a key, so that seconds ≈ Σ factor · number, by least squares of relative errors.
+
+    None is below 0: while the least squares have one, the lowest is left out, and becomes 0.
+    """
     numbers, took = np.array(list(points)), np.maximum(1e-9, list(points.values()))
     scale = np.maximum(numbers.max(0), 1e-300)
     left = list(range(numbers.shape[1]))

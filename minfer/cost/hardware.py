@@ -14,20 +14,20 @@ SCHEMA = "minfer.hardware/3"
 FILES = Path(__file__).parents[1] / "assets" / "hardware"
 THIS_MACHINE = "this machine"
 CURVES = ("layers", "head", "beside")
-"""What `EngineRates` know at each number of rows that was met; the rest are lines."""
+"""The terms of `EngineRates` that are curves; the others are lines."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Measured seconds by rows, of a product for each weight; between the points, straight in logarithms.
+    """Seconds as measured at some numbers of rows or tokens; between these, straight in the logarithms of both.
 
-    Beyond the last point a row costs what the last one did.
+    Beyond the last point the time is proportional to the rows.
     """
 
     points: tuple[tuple[int, float], ...]
 
     def seconds(self, rows: int) -> float:
-        """Of so many rows."""
+        """Of so many rows or tokens."""
         known = [at for at, _ in self.points]
         place = bisect_left(known, rows)
         if place == 0:

@@ -6,8 +6,8 @@
     gather       collecting a paged cache's blocks, which attention then reads
     communication   in operations between ranks, waiting for other ranks included
 
-Each second is counted once: what a part waits for other ranks is communication's, gathering is not attention's too.
-A call costs about a microsecond more. What is compiled is left as it is: attention that is compiled into a region has
+Each second is counted once: waiting for other ranks is communication only, and gathering is not attention too.
+To be timed costs a call about a microsecond. Compiled regions stay as they are: attention that is compiled into one has
 no call to be timed, and is in none of the parts.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from minfer.core.attention import CausalAttention
-from minfer.cost.probes import LAYERS
+from minfer.cost.linear_layers import called_layers
 from minfer.phase7.product import PRODUCTS, Product
 
 PARTS = ("layers", "head", "attention", "gather", "communication")
@@ -30,10 +30,10 @@ class PartClock:
     def __init__(self, engine: Any) -> None:
         self.engine, self.device = engine, engine.device
         ranks = getattr(engine, "ranks", None)
-        self.groups: list[Any] = [ranks.tensor, ranks.world, ranks.host] if ranks else []
+        self.groups = ranks.groups if ranks else ()
         self.now: Callable[[], float] = self.done if self.device.works_beside_host else self.device.clock
         self.own = dict.fromkeys(PARTS[:-1], 0.0)
-        self.claimed = 0.0  # all of them together
+        self.claimed = 0.0  # the sum of `own`
         self.undo = ExitStack()
 
     @property
@@ -43,7 +43,7 @@ class PartClock:
 
     def waited(self) -> float:
         """Seconds that this rank has spent in operations between ranks."""
-        return sum([group.seconds for group in self.groups]) if self.groups else 0.0
+        return sum(group.seconds for group in self.groups)
 
     def __enter__(self) -> "PartClock":
         head = getattr(self.engine.model, "lm_head", None)
@@ -61,16 +61,15 @@ class PartClock:
         self.undo.close()
 
     def time_products(self, head: nn.Module | None) -> None:
-        """Those of the layers; where regions are compiled, only what is behind the operator that these call."""
+        """Products of the layers; in a compiled region, what stands behind the operator that it calls."""
         within: set[nn.Module] = set(head.modules()) if head is not None else set()
         for part in self.engine.model.modules():
             if isinstance(part, Product) and part not in within:
                 within |= set(part.modules())
                 part.multiply = PRODUCTS[int(part.handle)] = self.timed("layers", part.multiply)
                 self.undo.callback(part.exchange, part.layer)
-        kinds = LAYERS[1:] if hasattr(self.engine, "compilation") else LAYERS
-        for part in self.engine.model.modules():
-            if isinstance(part, kinds) and part not in within:
+        for part in called_layers(self.engine):
+            if part not in within:
                 self.time_forward(part, "layers")
 
     def time_forward(self, module: nn.Module, name: str) -> None:
@@ -87,7 +86,7 @@ class PartClock:
         setattr(kind, method, self.timed(name, getattr(kind, method)))
 
     def timed(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        """`work`, whose seconds are added to a part, but for those that are other parts' meanwhile."""
+        """`work`, timed: its seconds are added to the part, less those that went to other parts within it."""
         own, now, waited = self.own, self.now, self.waited
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -102,6 +101,6 @@ class PartClock:
         return run
 
     def done(self) -> float:
-        """The time when all that was queued is done."""
+        """The time at which the device has done all that it was given."""
         self.device.synchronize()
         return self.device.clock()

@@ -2,34 +2,26 @@
 
 import statistics
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import nn
 
-from minfer.core.config import ModelConfig
 from minfer.core.device import Device
-from minfer.core.models import model_class
-from minfer.phase6 import QuantizedLinear
-from minfer.phase7.product import PackedLinear, TransposedLinear
 
-LAYERS = (nn.Linear, QuantizedLinear, PackedLinear, TransposedLinear)
 SLOW = 1.0  # seconds
 READING = 2**26  # numbers: more than caches hold
-LEAST = 0.05  # seconds that a probe is repeated for
+LEAST, MOST = 0.05, 1000  # a probe is repeated for so many seconds, or so often
 
 
-def seconds(work: Callable[[], object], device: Device, least: float = 0.0, most: int = 1000) -> float:
-    """The median time of a call, the first one not counted; but that one's time if it is too long to be repeated.
+def seconds(work: Callable[[], object], device: Device, least: float = 0.0) -> float:
+    """The median time of a call, repeated for `least` seconds (0: `LEAST`); its first time if that is too long.
 
-    Not the least: a step makes hundreds of calls, which take what such calls usually take.
+    The median, not the least: a step makes hundreds of calls, which take what such calls usually take.
     """
     first = once(work, device)
     if first > SLOW:
         return first
     took = [once(work, device), once(work, device)]
-    while sum(took) < (least or LEAST) and len(took) < most:
+    while sum(took) < (least or LEAST) and len(took) < MOST:
         took.append(once(work, device))
     return statistics.median(took)
 
@@ -53,15 +45,6 @@ def operation(device: Device) -> float:
             y = y * x + x
 
     return seconds(chain, device) / 200
-
-
-def small(config: ModelConfig, layers: int) -> Any:
-    """A model of the same kind whose layers have next to no numbers: what it takes is calling its operators."""
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8}
-    made = replace(config, num_layers=layers, vocab_size=64, windows=(None,) * layers, **sizes)  # type: ignore[arg-type]
-    if config.rope is not None:
-        made = replace(made, rope=replace(config.rope))
-    return model_class(made)(made)
 
 
 def moving(device: Device) -> float:

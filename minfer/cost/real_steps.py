@@ -65,7 +65,7 @@ class RealSteps:
         with self.contestant.at_work(), self.clock:
             batches = batches_within(self.engine.context)
             for prompt in batches[: len(PROMPTS)]:
-                self.together(prompt)  # not kept: memory is taken when a size is met for the first time
+                self.together(prompt)  # not kept: a size that is met for the first time takes memory, which costs time
             return [step for requests in batches for step in self.together(requests)]
 
     def together(self, requests: Items[tuple[int, int]]) -> list[RealStep]:
@@ -103,7 +103,7 @@ def batches_within(context: int) -> list[list[tuple[int, int]]]:
 
 
 def blocks(block_size: int) -> int:
-    """A pool that holds any of the batches, and any of the prompts."""
+    """Of a pool that holds the largest of the batches."""
     return max(sum(-(-sum(request) // block_size) + 1 for request in batch) for batch in batches_within(2**30))
 
 

@@ -53,6 +53,7 @@ class Ranks:
         say: Callable[[str], None] = lambda what: None,
     ) -> None:
         self.place, self.device, self.local, self.others, self.say = place, device, local, others, say
+        self.groups = groups
         self.world, self.tensor, self.host = groups
         self.plan: ShardPlan | None = None  # once the model is dealt
         self.steps = 0
@@ -63,7 +64,7 @@ class Ranks:
     @property
     def nbytes(self) -> int:
         """Of all operations so far, as counted; those within a recorded graph count once, when it is recorded."""
-        return sum(group.nbytes for group in (self.world, self.tensor, self.host))
+        return sum(group.nbytes for group in self.groups)
 
     @property
     def decides(self) -> bool:
@@ -163,5 +164,5 @@ class Ranks:
         self.ended = why or "the engine was closed"
         if self.others is not None:
             self.others.end()
-        for group in (self.world, self.tensor, self.host):
+        for group in self.groups:
             group.leave()

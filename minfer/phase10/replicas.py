@@ -25,7 +25,7 @@ from minfer.phase10.launcher import TorchrunLauncher, launcher_of
 from minfer.phase10.meeting import device_of
 from minfer.phase10.processes import GRACE_SECONDS, Process
 from minfer.phase10.replica_message import Take, TakeBack
-from minfer.phase10.replica_worker import Served, run_replica
+from minfer.phase10.replica_worker import ReplicaWorker, run_replica
 
 LOAD_SECONDS = 600.0
 """Within which a replica must have loaded, and compiled and recorded whatever it does."""
@@ -34,15 +34,16 @@ LOAD_SECONDS = 600.0
 class Replica:
     """One of the others, as this process sees it; `given` are the requests that it has and that are not finished.
 
-    Requests and answers go over `link`, by the thread that steps; anybody may `ask`, over a connection for that alone.
+    Requests and answers go over `link`, by the thread that steps. Any thread may `ask`, over `questions`.
     """
 
     def __init__(self, number: int, process: Process, link: Connection, questions: Connection, patience: float) -> None:
         self.number, self.process, self.link = number, process, link
-        self.questions, self.patience, self.asking, self.asked = questions, patience, threading.Lock(), 0
+        self.questions, self.patience = questions, patience
+        self.asking, self.asked = threading.Lock(), 0  # one thread at a time; questions so far
         self.given: dict[int, Sequence] = {}
-        self.handed: dict[int, float] = {}
-        self.heard = time.monotonic()
+        self.handed: dict[int, float] = {}  # when each of them was given, by the engine's clock
+        self.heard = time.monotonic()  # when it last said something, or began to have something to do
 
     def take(self, sequence: Sequence, eos_token_ids: tuple[int, ...], now: float) -> None:
         """Hand a request over. Raises `RankError`."""
@@ -59,10 +60,10 @@ class Replica:
             self.send(TakeBack(request_id))
         return sequence
 
-    def ask(self, question: Callable[[Served], Any]) -> Any:
-        """What a function, which its process finds by name, returns there between two steps; from any thread.
+    def ask(self, question: Callable[[ReplicaWorker], Any]) -> Any:
+        """What `question` returns in the replica's process, between two steps: a function that pickle can name.
 
-        Raises what the function raises, or `RankError` if there is no answer.
+        From any thread. Raises what the function raises, or `RankError` if there is no answer.
         """
         with self.asking:
             answer = self._answer(question)
@@ -70,13 +71,13 @@ class Replica:
             raise answer
         return answer
 
-    def _answer(self, question: Callable[[Served], Any]) -> Any:
+    def _answer(self, question: Callable[[ReplicaWorker], Any]) -> Any:
         self.asked += 1
         try:
             self.questions.send((self.asked, question))
             while self.questions.poll(self.patience):
                 number, answer = self.questions.recv()
-                if number == self.asked:  # else nobody expects it any longer
+                if number == self.asked:  # else it comes too late: whoever asked has given up
                     return answer
         except (EOFError, OSError) as error:
             raise RankError(f"replica {self.number} cannot be reached: {error}") from error
@@ -94,7 +95,7 @@ class Replica:
                 advanced.append(sequence)
                 if sequence.finished:
                     del self.given[new.id], self.handed[new.id]
-        return list(dict.fromkeys(advanced))  # some may have made more than one step meanwhile
+        return list(dict.fromkeys(advanced))  # each once: there may be news of several steps
 
     def send(self, message: Any) -> None:
         """Raises `RankError` if it is gone."""

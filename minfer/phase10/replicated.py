@@ -6,7 +6,7 @@ from typing import Any
 from minfer.core.group import RankError
 from minfer.core.sequence import FinishReason, Sequence
 from minfer.phase9 import Engine as PreviousEngine
-from minfer.phase10.replica_worker import state_of, usage_of
+from minfer.phase10.replica_worker import raise_if_lost, state_of, usage_of
 from minfer.phase10.replicas import Replicas
 
 
@@ -45,9 +45,7 @@ class ReplicatedEngine(PreviousEngine):
                 )
             try:
                 advanced = super().step()
-                lost = next((one.error for one in advanced if isinstance(one.error, RankError)), None)
-                if lost is not None:  # of this replica's own ranks
-                    raise lost
+                raise_if_lost(advanced)
                 idle = not (advanced or self.launched or self.scheduler.running or self.scheduler.waiting)
                 return advanced + self.replicas.advance(self.device.clock(), block=idle)
             except RankError as error:

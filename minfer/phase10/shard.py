@@ -22,6 +22,9 @@ from minfer.phase10.parallel_layers import (
 from minfer.phase10.ranks import Ranks
 from minfer.phase10.shard_plan import Part, ShardPlan
 
+Home = Callable[[str], torch.device]
+"""From a parameter's name in the shard to the device that it is to lie on."""
+
 
 class Names(NamedTuple):
     """What the parts of a model are called that a shard exchanges."""
@@ -31,9 +34,6 @@ class Names(NamedTuple):
     norm: str
     row_parallel: tuple[str, str]  # within a block
 
-
-Home = Callable[[str], torch.device]
-"""Where a parameter of the shard, of that name in it, is to lie."""
 
 LLAMA = Names("layers", "embed_tokens", "norm", ("self_attn.o_proj", "mlp.down_proj"))
 GPT_2 = Names("h", "wte", "ln_f", ("attn.c_proj", "mlp.c_proj"))
@@ -49,13 +49,13 @@ def build_shard(checkpoint: Checkpoint, plan: ShardPlan, ranks: Ranks, dtype: to
     sources = checkpoint.plan(whole)
     model.bytes_read = 0
     for name, _ in list(model.named_parameters()):
-        if name_of_nothing(model, name):
-            place(model, name, torch.empty(0, plan.config.hidden_size, dtype=dtype, device=home(name)))
+        if is_empty(model, name):
+            set_parameter(model, name, torch.empty(0, plan.config.hidden_size, dtype=dtype, device=home(name)))
             continue
         in_whole = plan.name_in_whole(name)
         source, part = sources[in_whole], plan.part(in_whole)
         as_stored = name.rpartition(".")[2] in PARTS
-        place(model, name, read_part(source, part, source.dtype if as_stored else dtype, home(name)))
+        set_parameter(model, name, read_part(source, part, source.dtype if as_stored else dtype, home(name)))
         model.bytes_read += part_bytes(source, part)
         ranks.say("read")
     model.tie()
@@ -86,7 +86,7 @@ def exchange(model: Any, plan: ShardPlan, ranks: Ranks) -> None:
 
 
 def exchange_quantized(model: Any, stored: StoredQuantization) -> None:
-    """Exchange what is stored quantised: the linear layers of a hollow shard, and a head that ranks share."""
+    """Exchange the layers of a hollow shard that are stored quantised: linear ones, and a head that ranks share."""
     exchange_hollow(model, stored)
     head = model.lm_head
     if stored.quantize_head and isinstance(head, VocabularyHead):
@@ -96,13 +96,13 @@ def exchange_quantized(model: Any, stored: StoredQuantization) -> None:
             head.quantize(QuantizedLinear(width, rows, find_scheme(stored.scheme, stored.group_size)))
 
 
-def name_of_nothing(model: nn.Module, name: str) -> bool:
-    """Whether the parameter has no rows."""
+def is_empty(model: nn.Module, name: str) -> bool:
+    """Whether the parameter has no rows here: the embedding, on any stage but the first."""
     return isinstance(model.get_submodule(name.rpartition(".")[0]), FromPreviousStage)
 
 
-def place(model: nn.Module, name: str, weight: Tensor) -> None:
-    """Put `weight` where the parameter `name` of `model` was only a shape, and let its layer know its sizes."""
+def set_parameter(model: nn.Module, name: str, weight: Tensor) -> None:
+    """Put `weight` where `model` has only the shape of the parameter `name`, and tell its layer the new sizes."""
     path, _, leaf = name.rpartition(".")
     owner: Any = model.get_submodule(path)
     setattr(owner, leaf, nn.Parameter(weight, requires_grad=False))
@@ -124,7 +124,7 @@ def read_part(source: TensorSource, part: Part, dtype: torch.dtype, device: torc
 
 
 def fill(made: Tensor, values: Tensor, part: Part) -> None:
-    """Copy the ranges of `values`, one behind the other, to the head of `made`."""
+    """Copy the ranges of `values`, one behind the other, to the beginning of `made`."""
     assert part.dim is not None
     start = 0
     for some in part.ranges:

@@ -68,13 +68,16 @@ class FbgemmHalf(Fbgemm):
         """2 bytes a weight, padded."""
         return 2 * padded(layer.out_features, layer.in_features, 32)
 
-    def bound(self, layer: "QuantizedLinear") -> Callable[[Tensor], Tensor]:
-        """A step of one row has a hundred products of some 50 µs, and `layer.multiply` takes 8 µs to come to each."""
-        return partial(self._short_way, layer, bare(torch.ops.quantized.linear_dynamic_fp16))
+    def bind(self, layer: "QuantizedLinear") -> Callable[[Tensor], Tensor]:
+        """Without the 8 µs that `layer.multiply` takes to come to the operator.
 
-    def _short_way(self, layer: "QuantizedLinear", multiply: Callable[..., Tensor], rows: Tensor) -> Tensor:
+        A step of one row has a hundred products of some 50 µs.
+        """
+        return partial(self._multiply, layer, bare(torch.ops.quantized.linear_dynamic_fp16))
+
+    def _multiply(self, layer: "QuantizedLinear", multiply: Callable[..., Tensor], rows: Tensor) -> Tensor:
         packed, count = layer.packed, rows.shape[0]
-        if packed is None or rows.dtype is not torch.float32 or count == 0:
+        if packed is None or rows.dtype is not torch.float32 or count == 0:  # unpacked, or not for this operator
             return layer.multiply(rows)
         layer.ran[self.name, count] += 1
         with torch._C.DisableTorchFunctionSubclass():  # as in `call`

@@ -37,8 +37,11 @@ class Kernel(ABC):
         """The product of rows that `unit_rows` has made."""
         return self.product(layer, units)
 
-    def bound(self, layer: "QuantizedLinear") -> Callable[[Tensor], Tensor]:
-        """`layer.multiply`, with as much looked up beforehand as does not change when the layer is unpacked."""
+    def bind(self, layer: "QuantizedLinear") -> Callable[[Tensor], Tensor]:
+        """`layer.multiply`, or a faster function that does the same, for whoever calls it many times.
+
+        It must stay right when the layer is unpacked later on.
+        """
         return layer.multiply
 
     def takes(self, rows: Tensor) -> bool:

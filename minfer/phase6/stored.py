@@ -16,10 +16,10 @@ from minfer.phase6.quantized_linear import QuantizedLinear, frozen
 
 
 def quantized_skeleton(checkpoint: Checkpoint) -> Transformer | GPT2:
-    """The checkpoint's model with quantised layers where its config says so; parameters have shapes only."""
+    """The model of a checkpoint that is stored quantised, with its quantised layers; parameters have shapes only."""
     model, stored = skeleton(checkpoint), checkpoint.config.quantization
-    if stored is not None:
-        exchange_hollow(model, stored)
+    assert stored is not None
+    exchange_hollow(model, stored)
     return model
 
 

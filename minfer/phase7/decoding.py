@@ -51,12 +51,13 @@ def attend_and_go_on(
     return x, *(part.flatten(1) for part in following.enter(x, rotary))
 
 
-def unasked(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """What a compiled function that has been called runs, as a function that does not ask Dynamo first.
+def without_guards(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """The code that Dynamo made of a compiled function, as a function whose guards are not evaluated before each call.
 
-    Dynamo would look whether its graph fits: 40 µs in the midst of a step, as long as a small product. The caller knows
-    that it does. Where there are several graphs only Dynamo knows which one does; then, and where nothing is compiled,
-    or this torch does not show what Dynamo made, it is `compiled` as it is.
+    Guards tell whether a graph fits its arguments. To evaluate them takes 40 µs, as long as a small product, and the
+    caller knows that they hold: it has just called `compiled` with arguments of the same kind. With several graphs only
+    the guards tell which one fits; then, where nothing is compiled yet, and where this torch does not show what Dynamo
+    made, `compiled` itself is returned.
     """
     own: Any = getattr(compiled, "_torchdynamo_orig_callable", None)
     entries = getattr(torch._C._dynamo.eval_frame, "_debug_get_cache_entry_list", None)

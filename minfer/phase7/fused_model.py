@@ -11,7 +11,7 @@ from minfer.core.device import Device
 from minfer.core.gpt2 import GPT2
 from minfer.core.model import Transformer
 from minfer.phase7.blocks import FusedBlock, FusedGPT2Block
-from minfer.phase7.decoding import Decoding, unasked
+from minfer.phase7.decoding import Decoding, without_guards
 from minfer.phase7.product import SUMMED, SummedProduct, head, product
 
 
@@ -91,7 +91,7 @@ class FusedModel(nn.Module):
     ) -> Tensor:
         """From the first layer's q, k and v to what leaves the last, `(B, hidden)`; heads are side by side on the way.
 
-        All layers are alike, so Dynamo is asked at the first one only which of its graphs fits this step.
+        All layers are alike, so Dynamo's guards are evaluated at the first one only: the graph that fits it fits all.
         The last layer stands in for its own successor, and nobody reads the q, k and v that it then computes: this
         superfluous product is cheaper than an uncompiled end, and spares a second graph.
         """
@@ -102,7 +102,7 @@ class FusedModel(nn.Module):
             self.will_run(following)
             parts = run(block, following, *parts, rotary, attend.decode_inputs())
             if run is region:
-                run = unasked(region)
+                run = without_guards(region)
             self.has_run(block)
         if len(x) == 1:
             for ran in self.summed:

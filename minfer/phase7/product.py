@@ -45,7 +45,7 @@ class Product(nn.Module):
 
     def __init__(self, layer: nn.Module, out_features: int) -> None:
         super().__init__()
-        self.layer, self.out_features = layer, out_features
+        self.out_features = out_features
         self.handle = torch.tensor(next(_numbers), device="cpu")
         self.exchange(layer)
 
@@ -70,7 +70,7 @@ class QuantizedProduct(Product):
 
     def behind(self) -> Callable[[Tensor], Tensor]:
         """The product of rows `(R, in)`, without the bias."""
-        return self.layer.kernel.bound(self.layer)
+        return self.layer.kernel.bind(self.layer)
 
     def forward(self, x: Tensor) -> Tensor:
         """x `(*lead, in)` -> `(*lead, out)`."""

@@ -1,4 +1,4 @@
-"""Attendant: who takes an engine's steps where a server steers and sees them; one in each replica's process too."""
+"""Attendant: takes an engine's steps for a server, steers them and shows them; in each replica's process is one too."""
 
 import time
 from functools import partial
@@ -17,7 +17,7 @@ FREE, CACHED = -1, -2
 
 
 class Attendant:
-    """Sets the limits of each step by the policy, notes who was in it, and shows it all as plain JSON values."""
+    """Before each step sets its limits by the policy, after it notes who was in it; shows all as plain JSON values."""
 
     def __init__(self, engine: Any, policy: Policy) -> None:
         self.engine, self.policy = engine, policy
@@ -33,8 +33,8 @@ class Attendant:
         finally:
             self.history.note(self.engine, started, time.perf_counter() - started)
 
-    def picture(self) -> dict[str, Any]:
-        """What runs, waits and holds which blocks in this process; between two steps."""
+    def snapshot(self) -> dict[str, Any]:
+        """What runs, what waits and who holds which blocks in this process; to be called between two steps."""
         engine = self.engine
         state, now = debug_state(engine.scheduler, engine.cache.usage(engine.owners), []), engine.device.clock()
         return {
@@ -63,7 +63,7 @@ class Attendant:
         }
 
     def _memory(self) -> dict[str, int]:
-        """Bytes, by part; they add up to what the process, or the card, has taken."""
+        """Bytes by part; together they are what the process, or the card, has taken."""
         engine = self.engine
         if self._constant is None:
             weights, buffers = tensor_bytes(engine.model)
@@ -87,14 +87,14 @@ def attended(engine: Any, policy: Policy) -> Attendant:
     return Attendant(engine, policy)
 
 
-def attend(served: Any, policy: Policy) -> None:
-    """A question to a replica, see `Served`: have an attendant take its steps."""
-    served.stepper = Attendant(served.engine, policy)
+def attend(worker: Any, policy: Policy) -> None:
+    """A question to a replica, see `ReplicaWorker`: have an attendant take its steps."""
+    worker.stepper = Attendant(worker.engine, policy)
 
 
-def picture_of(served: Any) -> dict[str, Any]:
+def snapshot_of(worker: Any) -> dict[str, Any]:
     """A question to a replica: what its attendant shows."""
-    return served.stepper.picture()
+    return worker.stepper.snapshot()
 
 
 def _facts(sequence: Sequence, now: float) -> dict[str, Any]:

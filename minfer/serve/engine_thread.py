@@ -99,7 +99,8 @@ class EngineThread:
 
     async def ask(self, question: Callable[[], Any]) -> Any:
         """What `question` answers, asked between two steps."""
-        loop, answer = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
 
         def tell(value: Any) -> None:
             if not answer.done():

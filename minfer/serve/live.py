@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from minfer.core.group import RankError
-from minfer.serve.attendant import picture_of, replicas_of
+from minfer.serve.attendant import replicas_of, snapshot_of
 from minfer.serve.engine_thread import EngineThread, State
 from minfer.serve.service import Service
 
@@ -20,7 +20,7 @@ class LiveView:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.looks = [Look(Own(thread)) for thread in service.engines]
+        self.looks = [Look(LocalEngine(thread)) for thread in service.engines]
         self._found: dict[EngineThread, list[Look]] = {}  # replicas, of those that have loaded
 
     async def slots(self) -> list[dict[str, Any]]:
@@ -28,11 +28,11 @@ class LiveView:
         return [{**look, "steps": None} for look in await self._engines()]
 
     async def replicas(self) -> list[dict[str, Any]]:
-        """The same of those in other processes that were seen at least once."""
+        """The same of the replicas in other processes, as far as they were ever seen."""
         return [look for look in await _taken(self._replicas()) if look["blocks"]]
 
     async def everything(self) -> dict[str, Any]:
-        """The same of all with the last steps, and figures of the last minute."""
+        """The same of all engines, with their last steps and the figures of the last minute."""
         service = self.service
         engines = await self._engines()
         return {
@@ -57,12 +57,12 @@ class LiveView:
     def _replicas(self) -> list["Look"]:
         for thread in self.service.ready:
             if thread not in self._found:
-                self._found[thread] = [Look(Other(thread, replica)) for replica in replicas_of(thread.engine)]
+                self._found[thread] = [Look(ReplicaEngine(thread, replica)) for replica in replicas_of(thread.engine)]
         return [look for looks in self._found.values() for look in looks]
 
 
-class Own:
-    """The engine of a thread of this process."""
+class LocalEngine:
+    """An engine in a thread of this process."""
 
     def __init__(self, thread: EngineThread) -> None:
         self.thread = thread
@@ -72,13 +72,13 @@ class Own:
         """Of the engine."""
         return self.thread.state
 
-    async def picture(self) -> dict[str, Any]:
-        """See `Attendant.picture`."""
-        return await self.thread.ask(self.thread.attendant.picture)
+    async def snapshot(self) -> dict[str, Any]:
+        """See `Attendant.snapshot`."""
+        return await self.thread.ask(self.thread.attendant.snapshot)
 
 
-class Other:
-    """A replica of that engine, in a process of its own; to ask it needs no step of this process."""
+class ReplicaEngine:
+    """A replica of a thread's engine, in a process of its own; it answers whatever this process's engine is doing."""
 
     def __init__(self, thread: EngineThread, replica: Any) -> None:
         self.thread, self.replica = thread, replica
@@ -88,9 +88,9 @@ class Other:
         """Of the replica; when it dies, so does its engine, as soon as it steps."""
         return State.DEAD if self.replica.process.is_dead else self.thread.state
 
-    async def picture(self) -> dict[str, Any]:
-        """See `Attendant.picture`; ages are since the arrival in this process."""
-        seen = await asyncio.to_thread(self.replica.ask, picture_of)
+    async def snapshot(self) -> dict[str, Any]:
+        """See `Attendant.snapshot`; ages are since the arrival in this process."""
+        seen = await asyncio.to_thread(self.replica.ask, snapshot_of)
         now = self.thread.engine.device.clock()
         for one in (*seen["slots"], *seen["waiting"]):
             sequence = self.replica.given.get(one["id"])
@@ -102,7 +102,7 @@ class Other:
 class Look:
     """The last look at one engine."""
 
-    def __init__(self, at: Own | Other) -> None:
+    def __init__(self, at: LocalEngine | ReplicaEngine) -> None:
         self.at = at
         self.taken = 0.0
         self.seen: dict[str, Any] = {
@@ -127,7 +127,7 @@ class Look:
 
     async def _look(self) -> None:
         try:
-            self.seen = await self.at.picture()
+            self.seen = await self.at.snapshot()
         except RankError:  # gone: its state says so
             return
         self.taken = time.monotonic()

@@ -46,5 +46,5 @@ class Policy:
 
 
 def in_hand(engine: Any) -> int:
-    """Requests in an engine's own process, running and waiting."""
+    """Requests of an engine, running and waiting; not those that it has given to replicas."""
     return len(engine.scheduler.running) + len(engine.scheduler.waiting) + len(engine.inbox)

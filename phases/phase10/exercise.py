@@ -51,7 +51,7 @@ from phase10_given import (
     Part,
     Place,
     Process,
-    Served,
+    ReplicaWorker,
     StepMessage,
     Take,
     TakeBack,
@@ -66,12 +66,13 @@ from phase10_given import (
     header_length,
     nccl,
     part_bytes,
-    place,
     quantized,
+    raise_if_lost,
     require_distributed,
     run,
     run_on,
     run_replica,
+    set_parameter,
     state_of,
     usage_of,
 )
@@ -292,6 +293,7 @@ class Ranks:
         say: Callable[[str], None] = lambda what: None,
     ) -> None:
         self.place, self.device, self.local, self.others, self.say = place, device, local, others, say
+        self.groups = groups
         self.world, self.tensor, self.host = groups
         self.plan: ShardPlan | None = None  # once the model is dealt
         self.steps = 0
@@ -302,7 +304,7 @@ class Ranks:
     @property
     def nbytes(self) -> int:
         """Of all operations so far, as counted; those within a recorded graph count once, when it is recorded."""
-        return sum(group.nbytes for group in (self.world, self.tensor, self.host))
+        return sum(group.nbytes for group in self.groups)
 
     @property
     def decides(self) -> bool:
@@ -385,7 +387,7 @@ class Ranks:
         self.ended = why or "the engine was closed"
         if self.others is not None:
             self.others.end()
-        for group in (self.world, self.tensor, self.host):
+        for group in self.groups:
             group.leave()
 
 
@@ -736,15 +738,16 @@ def quantize_head(model: Any, scheme: Scheme) -> None:
 class Replica:
     """One of the others, as this process sees it; `given` are the requests that it has and that are not finished.
 
-    Requests and answers go over `link`, by the thread that steps; anybody may `ask`, over a connection for that alone.
+    Requests and answers go over `link`, by the thread that steps. Any thread may `ask`, over `questions`.
     """
 
     def __init__(self, number: int, process: Process, link: Connection, questions: Connection, patience: float) -> None:
         self.number, self.process, self.link = number, process, link
-        self.questions, self.patience, self.asking, self.asked = questions, patience, threading.Lock(), 0
+        self.questions, self.patience = questions, patience
+        self.asking, self.asked = threading.Lock(), 0  # one thread at a time; questions so far
         self.given: dict[int, Sequence] = {}
-        self.handed: dict[int, float] = {}
-        self.heard = time.monotonic()
+        self.handed: dict[int, float] = {}  # when each of them was given, by the engine's clock
+        self.heard = time.monotonic()  # when it last said something, or began to have something to do
 
     def take(self, sequence: Sequence, eos_token_ids: tuple[int, ...], now: float) -> None:
         """Hand a request over. Raises `RankError`."""
@@ -757,10 +760,10 @@ class Replica:
         """A request that nobody waits for any longer; None if it has no such request."""
         raise NotImplementedError("P10 task 5: Replica.take_back")
 
-    def ask(self, question: Callable[[Served], Any]) -> Any:
-        """What a function, which its process finds by name, returns there between two steps; from any thread.
+    def ask(self, question: Callable[[ReplicaWorker], Any]) -> Any:
+        """What `question` returns in the replica's process, between two steps: a function that pickle can name.
 
-        Raises what the function raises, or `RankError` if there is no answer.
+        From any thread. Raises what the function raises, or `RankError` if there is no answer.
         """
         with self.asking:
             answer = self._answer(question)
@@ -768,13 +771,13 @@ class Replica:
             raise answer
         return answer
 
-    def _answer(self, question: Callable[[Served], Any]) -> Any:
+    def _answer(self, question: Callable[[ReplicaWorker], Any]) -> Any:
         self.asked += 1
         try:
             self.questions.send((self.asked, question))
             while self.questions.poll(self.patience):
                 number, answer = self.questions.recv()
-                if number == self.asked:  # else nobody expects it any longer
+                if number == self.asked:  # else it comes too late: whoever asked has given up
                     return answer
         except (EOFError, OSError) as error:
             raise RankError(f"replica {self.number} cannot be reached: {error}") from error
@@ -792,7 +795,7 @@ class Replica:
                 advanced.append(sequence)
                 if sequence.finished:
                     del self.given[new.id], self.handed[new.id]
-        return list(dict.fromkeys(advanced))  # some may have made more than one step meanwhile
+        return list(dict.fromkeys(advanced))  # each once: there may be news of several steps
 
     def send(self, message: Any) -> None:
         """Raises `RankError` if it is gone."""
@@ -943,9 +946,7 @@ class ReplicatedEngine(PreviousEngine):
                 )
             try:
                 advanced = super().step()
-                lost = next((one.error for one in advanced if isinstance(one.error, RankError)), None)
-                if lost is not None:  # of this replica's own ranks
-                    raise lost
+                raise_if_lost(advanced)
                 idle = not (advanced or self.launched or self.scheduler.running or self.scheduler.waiting)
                 return advanced + self.replicas.advance(self.device.clock(), block=idle)
             except RankError as error:
@@ -1010,13 +1011,13 @@ def build_shard(checkpoint: Checkpoint, plan: ShardPlan, ranks: Ranks, dtype: to
     sources = checkpoint.plan(whole)
     model.bytes_read = 0
     for name, _ in list(model.named_parameters()):
-        if name_of_nothing(model, name):
-            place(model, name, torch.empty(0, plan.config.hidden_size, dtype=dtype, device=home(name)))
+        if is_empty(model, name):
+            set_parameter(model, name, torch.empty(0, plan.config.hidden_size, dtype=dtype, device=home(name)))
             continue
         in_whole = plan.name_in_whole(name)
         source, part = sources[in_whole], plan.part(in_whole)
         as_stored = name.rpartition(".")[2] in PARTS
-        place(model, name, read_part(source, part, source.dtype if as_stored else dtype, home(name)))
+        set_parameter(model, name, read_part(source, part, source.dtype if as_stored else dtype, home(name)))
         model.bytes_read += part_bytes(source, part)
         ranks.say("read")
     model.tie()
@@ -1047,7 +1048,7 @@ def exchange(model: Any, plan: ShardPlan, ranks: Ranks) -> None:
 
 
 def exchange_quantized(model: Any, stored: StoredQuantization) -> None:
-    """Exchange what is stored quantised: the linear layers of a hollow shard, and a head that ranks share."""
+    """Exchange the layers of a hollow shard that are stored quantised: linear ones, and a head that ranks share."""
     exchange_hollow(model, stored)
     head = model.lm_head
     if stored.quantize_head and isinstance(head, VocabularyHead):
@@ -1057,8 +1058,8 @@ def exchange_quantized(model: Any, stored: StoredQuantization) -> None:
             head.quantize(QuantizedLinear(width, rows, find_scheme(stored.scheme, stored.group_size)))
 
 
-def name_of_nothing(model: nn.Module, name: str) -> bool:
-    """Whether the parameter has no rows."""
+def is_empty(model: nn.Module, name: str) -> bool:
+    """Whether the parameter has no rows here: the embedding, on any stage but the first."""
     return isinstance(model.get_submodule(name.rpartition(".")[0]), FromPreviousStage)
 
 
@@ -1068,7 +1069,7 @@ def read_part(source: TensorSource, part: Part, dtype: torch.dtype, device: torc
 
 
 def fill(made: Tensor, values: Tensor, part: Part) -> None:
-    """Copy the ranges of `values`, one behind the other, to the head of `made`."""
+    """Copy the ranges of `values`, one behind the other, to the beginning of `made`."""
     raise NotImplementedError("P10 task 4: fill")
 
 

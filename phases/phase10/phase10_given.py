@@ -876,11 +876,11 @@ def portable(error: Exception | None) -> Exception | None:
 # What the process of a replica that is not the first runs: `run_replica`, started by `Replicas`.
 
 
-class Served:
-    """An engine that answers the requests that come over `link`, and says there after each step what is new.
+class ReplicaWorker:
+    """Serves the requests that come over `link`, and says there after each step what is new.
 
-    Over `questions` it is asked how it is, between two steps. `stepper` takes the steps: the engine itself, unless
-    somebody who watches or steers it was put in its place, which a question may do.
+    Over `questions` come functions of this worker, which are called between two steps. `stepper` takes the steps: the
+    engine, until such a function puts somebody in its place who steers or watches it.
     """
 
     def __init__(self, engine: Any, link: Connection, questions: Connection) -> None:
@@ -904,8 +904,8 @@ class Served:
         while self.link.poll(0):
             self.hear(self.link.recv())
 
-    def answer(self, number: int, question: Callable[["Served"], Any]) -> None:
-        """What `question` returns, or the error that it raises; what was sent before it was asked is heard first."""
+    def answer(self, number: int, question: Callable[["ReplicaWorker"], Any]) -> None:
+        """Send what `question` returns, or the error that it raises; requests that were sent before it come first."""
         self.read()
         try:
             answer = question(self)
@@ -923,10 +923,8 @@ class Served:
             self.engine.abort(message.id)
 
     def say(self, advanced: list[Sequence]) -> None:
-        """What is new of these. Raises the error of one of this replica's own ranks: it can answer nobody any more."""
-        lost = next((sequence.error for sequence in advanced if isinstance(sequence.error, RankError)), None)
-        if lost is not None:
-            raise lost
+        """What is new of these. Raises `RankError` if this replica has lost one of its own ranks."""
+        raise_if_lost(advanced)
         new = [Advance.of(sequence, self.told[sequence.id]) for sequence in advanced if sequence.id in self.told]
         for sequence in advanced:
             if sequence.finished:
@@ -937,23 +935,30 @@ class Served:
             self.link.send(new)
 
 
+def raise_if_lost(advanced: list[Sequence]) -> None:
+    """Raise the `RankError` that ended a request: its engine has lost a rank, and can answer nobody any more."""
+    for sequence in advanced:
+        if isinstance(sequence.error, RankError):
+            raise sequence.error
+
+
 def work_as_replica(job: Job, voice: Voice) -> None:
     """Load the engine, with ranks of its own if asked for, and serve."""
     voice.say("started")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     engine = find(*job.engine).load(job.model, **job.options)
     voice.say("loaded")
-    Served(engine, *map(Connection, job.links)).serve()
+    ReplicaWorker(engine, *map(Connection, job.links)).serve()
 
 
-def state_of(served: Served) -> dict[str, Any]:
+def state_of(worker: ReplicaWorker) -> dict[str, Any]:
     """A question: what the replica's scheduler and pool hold."""
-    return served.engine.debug_state()
+    return worker.engine.debug_state()
 
 
-def usage_of(served: Served) -> Any:
+def usage_of(worker: ReplicaWorker) -> Any:
     """A question: how much of the replica's cache holds something."""
-    return served.engine.kv_usage()
+    return worker.engine.kv_usage()
 
 
 def run_replica() -> None:
@@ -978,6 +983,10 @@ LOAD_SECONDS = 600.0
 # Shard: one rank's part of a model, built on its device from its slices of the files alone.
 
 
+Home = Callable[[str], torch.device]
+"""From a parameter's name in the shard to the device that it is to lie on."""
+
+
 class Names(NamedTuple):
     """What the parts of a model are called that a shard exchanges."""
 
@@ -987,15 +996,12 @@ class Names(NamedTuple):
     row_parallel: tuple[str, str]  # within a block
 
 
-Home = Callable[[str], torch.device]
-"""Where a parameter of the shard, of that name in it, is to lie."""
-
 LLAMA = Names("layers", "embed_tokens", "norm", ("self_attn.o_proj", "mlp.down_proj"))
 GPT_2 = Names("h", "wte", "ln_f", ("attn.c_proj", "mlp.c_proj"))
 
 
-def place(model: nn.Module, name: str, weight: Tensor) -> None:
-    """Put `weight` where the parameter `name` of `model` was only a shape, and let its layer know its sizes."""
+def set_parameter(model: nn.Module, name: str, weight: Tensor) -> None:
+    """Put `weight` where `model` has only the shape of the parameter `name`, and tell its layer the new sizes."""
     path, _, leaf = name.rpartition(".")
     owner: Any = model.get_submodule(path)
     setattr(owner, leaf, nn.Parameter(weight, requires_grad=False))

@@ -164,8 +164,11 @@ class Kernel(ABC):
         """The product of rows that `unit_rows` has made."""
         return self.product(layer, units)
 
-    def bound(self, layer: "QuantizedLinear") -> Callable[[Tensor], Tensor]:
-        """`layer.multiply`, with as much looked up beforehand as does not change when the layer is unpacked."""
+    def bind(self, layer: "QuantizedLinear") -> Callable[[Tensor], Tensor]:
+        """`layer.multiply`, or a faster function that does the same, for whoever calls it many times.
+
+        It must stay right when the layer is unpacked later on.
+        """
         return layer.multiply
 
     def takes(self, rows: Tensor) -> bool:
@@ -262,13 +265,16 @@ class FbgemmHalf(Fbgemm):
         """2 bytes a weight, padded."""
         return 2 * padded(layer.out_features, layer.in_features, 32)
 
-    def bound(self, layer: "QuantizedLinear") -> Callable[[Tensor], Tensor]:
-        """A step of one row has a hundred products of some 50 µs, and `layer.multiply` takes 8 µs to come to each."""
-        return partial(self._short_way, layer, bare(torch.ops.quantized.linear_dynamic_fp16))
+    def bind(self, layer: "QuantizedLinear") -> Callable[[Tensor], Tensor]:
+        """Without the 8 µs that `layer.multiply` takes to come to the operator.
 
-    def _short_way(self, layer: "QuantizedLinear", multiply: Callable[..., Tensor], rows: Tensor) -> Tensor:
+        A step of one row has a hundred products of some 50 µs.
+        """
+        return partial(self._multiply, layer, bare(torch.ops.quantized.linear_dynamic_fp16))
+
+    def _multiply(self, layer: "QuantizedLinear", multiply: Callable[..., Tensor], rows: Tensor) -> Tensor:
         packed, count = layer.packed, rows.shape[0]
-        if packed is None or rows.dtype is not torch.float32 or count == 0:
+        if packed is None or rows.dtype is not torch.float32 or count == 0:  # unpacked, or not for this operator
             return layer.multiply(rows)
         layer.ran[self.name, count] += 1
         with torch._C.DisableTorchFunctionSubclass():  # as in `call`
@@ -781,10 +787,10 @@ def find_scheme(name: str, group_size: int = GROUP_SIZES[0]) -> Scheme:
 
 
 def quantized_skeleton(checkpoint: Checkpoint) -> Transformer | GPT2:
-    """The checkpoint's model with quantised layers where its config says so; parameters have shapes only."""
+    """The model of a checkpoint that is stored quantised, with its quantised layers; parameters have shapes only."""
     model, stored = skeleton(checkpoint), checkpoint.config.quantization
-    if stored is not None:
-        exchange_hollow(model, stored)
+    assert stored is not None
+    exchange_hollow(model, stored)
     return model
 
 

@@ -37,7 +37,7 @@ from phase7_given import (
     between,
     head,
     product,
-    unasked,
+    without_guards,
 )
 from torch import Tensor, nn
 
@@ -254,7 +254,7 @@ class FusedModel(nn.Module):
     ) -> Tensor:
         """From the first layer's q, k and v to what leaves the last, `(B, hidden)`; heads are side by side on the way.
 
-        All layers are alike, so Dynamo is asked at the first one only which of its graphs fits this step.
+        All layers are alike, so Dynamo's guards are evaluated at the first one only: the graph that fits it fits all.
         The last layer stands in for its own successor, and nobody reads the q, k and v that it then computes: this
         superfluous product is cheaper than an uncompiled end, and spares a second graph.
         """
@@ -265,7 +265,7 @@ class FusedModel(nn.Module):
             self.will_run(following)
             parts = run(block, following, *parts, rotary, attend.decode_inputs())
             if run is region:
-                run = unasked(region)
+                run = without_guards(region)
             self.has_run(block)
         if len(x) == 1:
             for ran in self.summed:

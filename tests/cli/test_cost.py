@@ -23,7 +23,7 @@ def brief(monkeypatch):
     monkeypatch.setattr(probes, "LEAST", 1e-6)
     monkeypatch.setattr(probes, "READING", 2**12)
     monkeypatch.setattr(bandwidth, "NBYTES", 2**12)
-    monkeypatch.setattr(anatomy, "PROBE", 1)
+    monkeypatch.setattr(anatomy, "PROBE_LAYERS", 1)
 
 
 def test_predict_shows_parts_a_bound_and_the_published_figure(run):

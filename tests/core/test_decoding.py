@@ -9,7 +9,7 @@ from minfer.course.lab.tiny import tiny_model
 from minfer.course.machines.compiles import Compiles
 from minfer.phase6 import QuantizedLinear, find_scheme
 from minfer.phase7 import Engine, FusionOptions
-from minfer.phase7.decoding import alike, attend_rows, unasked
+from minfer.phase7.decoding import alike, attend_rows, without_guards
 from minfer.phase7.fused_model import fused
 from minfer.phase7.product import product
 
@@ -64,19 +64,19 @@ def test_a_region_that_was_called_is_called_again_without_asking_dynamo_unless_i
         return x + 1
 
     made, seen = torch.compile(region, backend=Compiles.name, dynamic=True, fullgraph=True), Compiles()
-    assert unasked(made) is made  # not called yet
-    assert unasked(region) is region
+    assert without_guards(made) is made  # not called yet
+    assert without_guards(region) is region
     x = torch.arange(3.0)
     made(x)
-    again = unasked(made)
+    again = without_guards(made)
     with torch.compiler.set_stance("fail_on_recompile"):
         assert torch.equal(again(torch.arange(5.0)), torch.arange(5.0) + 1)
     assert (again is not made, seen.graphs, seen.calls) == (True, 1, 2)
     with monkeypatch.context() as patch:
         patch.delattr(torch._C._dynamo.eval_frame, "_debug_get_cache_entry_list")
-        assert unasked(made) is made
+        assert without_guards(made) is made
     made(x.double())
-    assert unasked(made) is made
+    assert without_guards(made) is made
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])

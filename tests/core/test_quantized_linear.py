@@ -86,7 +86,7 @@ def test_rows_that_the_packed_kernel_does_not_take_are_multiplied_all_the_same(s
 def test_the_short_way_to_a_product_is_the_same_product_counted_for_any_rows_and_when_it_is_unpacked(scheme):
     made = layer(scheme, (64, 512), bias=True)
     made.pack(Device.get("cpu"), FLOAT)
-    multiply = made.kernel.bound(made)
+    multiply = made.kernel.bind(made)
     for rows in (torch.randn(1, 512), torch.randn(3, 512), torch.randn(0, 512), torch.randn(2, 512).bfloat16()):
         made.ran.clear()
         expected = made.multiply(rows)

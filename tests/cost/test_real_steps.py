@@ -81,7 +81,7 @@ def test_each_second_is_counted_once_and_is_the_part_s_that_takes_it(device, pha
 def test_what_a_part_waits_for_other_ranks_is_communication_and_nothing_else(device, monkeypatch):
     made = contestant(5, device, EngineContestant)
     groups = {name: SimpleNamespace(seconds=100.0) for name in ("tensor", "world", "host")}
-    made.engine.ranks = SimpleNamespace(**groups)
+    made.engine.ranks = SimpleNamespace(**groups, groups=tuple(groups.values()))
     waiting, linear = groups["tensor"], F.linear
 
     def dealt(*args, **kwargs):

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from minfer.course.grader.checking import run_tests
-from minfer.course.grader.loading import Refused, Target
+from minfer.course.grader.loading import Target
+from minfer.course.grader.refusals import Refused
 from minfer.course.source.notebook import Notebook
 from tests.course.toy import engine, toy_course
 

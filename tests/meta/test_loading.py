@@ -7,7 +7,8 @@ import textwrap
 
 import pytest
 
-from minfer.course.grader.loading import Refused, Target
+from minfer.course.grader.loading import Target
+from minfer.course.grader.refusals import Refused
 from tests.meta.in_process import ROOT, Outcomes, run_engine
 
 KV = """

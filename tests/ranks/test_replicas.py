@@ -15,7 +15,7 @@ from minfer.course.grader.plugin import DEFAULT_SEED
 from minfer.course.lab.tiny import tiny_model
 from minfer.phase10 import RankError
 from minfer.phase10.replica_message import TakeBack
-from minfer.phase10.replica_worker import Served, usage_of
+from minfer.phase10.replica_worker import ReplicaWorker, usage_of
 from minfer.phase11 import Engine
 from tests.ranks.processes import children, gone
 
@@ -102,7 +102,7 @@ def test_streams_and_aborts_reach_whoever_has_the_request(lab, two):
 
 def test_what_was_sent_before_a_question_is_heard_before_it_is_answered():
     (ours, link), (asking, questions), heard = Pipe(), Pipe(), []
-    served = Served(SimpleNamespace(abort=heard.append), link, questions)
+    served = ReplicaWorker(SimpleNamespace(abort=heard.append), link, questions)
     ours.send(TakeBack(7))
     served.answer(3, lambda _: list(heard))
     assert asking.recv() == (3, [7])

@@ -23,7 +23,7 @@ class Paused:
 
     def __init__(self, attendant, pause):
         self.attendant, self.pause = attendant, pause
-        self.picture, self.history = attendant.picture, attendant.history
+        self.snapshot, self.history = attendant.snapshot, attendant.history
 
     def step(self):
         self.pause()

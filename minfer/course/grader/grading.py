@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minfer.course.grader.loading import Refused, Target
+from minfer.course.grader.loading import Target
+from minfer.course.grader.refusals import Refused
 
 GRADED = "minfer-graded"
 """The name under which a plugin object brings the class that is graded into a `pytest.main` of its own process."""

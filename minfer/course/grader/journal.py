@@ -1,7 +1,11 @@
 """Journal: what the processes that grade one engine write, one JSON object a line, and their parent reads meanwhile.
 
-The plan, then for each test its start, its result, and between them that it is over and planted mistakes are tried; at
-last the end. Or that the engine was refused.
+plan       the report, with all tests to be run
+start      of a test
+ask        the test is over, and planted mistakes are tried on it; not of every test
+result     of the test
+end        of the process
+refused    instead of all that: the engine is not graded
 """
 
 import json
@@ -18,7 +22,8 @@ LOST = (Status.CRASHED, Status.TIMEOUT)
 class Journal:
     """What the children of one submission have written: a report that fills.
 
-    After so many `losses` it takes in nothing more: what counts does not depend on when its reader looks.
+    After `losses` tests that crashed or did not end it takes in nothing more, so the report does not depend on when its
+    reader looks.
     """
 
     def __init__(self, path: Path, losses: int) -> None:
@@ -64,8 +69,9 @@ class Journal:
             self.is_over = True
         elif kind == "result":
             ended = Entry.from_dict(event["entry"])
-            vars(self.by_test[ended.test]).update(status=ended.status, message=ended.message)
-            vars(self.by_test[ended.test]).update(looks_like=ended.looks_like, seconds=ended.seconds)
+            entry = self.by_test[ended.test]
+            entry.status, entry.message = ended.status, ended.message
+            entry.looks_like, entry.seconds = ended.looks_like, ended.seconds
             self.running = None
         elif kind == "end":
             self.ended = True
@@ -82,7 +88,7 @@ class Journal:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether that is all that is to be known."""
+        """Whether so many tests are lost that the rest is not run."""
         return len(self.lost) >= self.losses
 
     def blame(self, status: Status, why: str) -> bool:

@@ -13,7 +13,7 @@ import minfer
 from minfer.core.errors import MinferError
 from minfer.course.grader.grading import Grading
 from minfer.course.grader.guards import time_stands_still
-from minfer.course.grader.loading import Refused
+from minfer.course.grader.refusals import Refused
 from minfer.course.marks import screens, table, worth
 from minfer.course.marks.judging import Blocked, Judgement, judge
 from minfer.course.marks.outputs import Outputs

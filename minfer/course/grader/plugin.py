@@ -14,8 +14,8 @@ import pytest
 
 from minfer.course.grader.grading import GRADED, Grading, phases_named
 from minfer.course.grader.guards import answers_hidden, phases_blocked, preload
-from minfer.course.grader.loading import Refused
 from minfer.course.grader.marking import NAME, Marking, is_graded, versions
+from minfer.course.grader.refusals import Refused
 from minfer.course.marks.outputs import Outputs, write_csv, write_gradescope, write_report
 from minfer.course.marks.report import Report
 

@@ -1,0 +1,20 @@
+"""Linear layers of an engine's model, in whatever form its phase has given them."""
+
+from typing import Any
+
+from torch import nn
+
+from minfer.phase6 import QuantizedLinear
+from minfer.phase7.product import PackedLinear, TransposedLinear
+
+LINEAR = (nn.Linear, QuantizedLinear, PackedLinear, TransposedLinear)
+"""All that multiply by a weight; a plain one is visible to the compiler, the others are not."""
+
+
+def called_layers(engine: Any) -> list[Any]:
+    """Those that are called one by one, and so can be wrapped or hooked.
+
+    Where regions are compiled, plain layers are not among them: to touch one would compile its region anew.
+    """
+    kinds = LINEAR[1:] if hasattr(engine, "compilation") else LINEAR
+    return [part for part in engine.model.modules() if isinstance(part, kinds)]
