@@ -106,8 +106,9 @@ class Fit:
     # ---- how -----------------------------------------------------------------------------------------------------
 
     def curve(self, size: Of, took: Of, of: Of = every) -> Curve:
-        """Through all sizes that were met, but for 0."""
-        return Curve(tuple(sorted((at, seconds) for at, seconds in self.least(size, took, of).items() if at)))
+        """Through all sizes that were met, but for 0; what is a difference of clocks may come to less than nothing."""
+        points = self.least(size, took, of).items()
+        return Curve(tuple(sorted((at, max(0.0, seconds)) for at, seconds in points if at)))
 
     def line(self, size: Of, took: Of, of: Of) -> Line:
         """By one size."""

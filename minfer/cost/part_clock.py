@@ -68,7 +68,8 @@ class PartClock:
                 within |= set(part.modules())
                 part.multiply = PRODUCTS[int(part.handle)] = self.timed("layers", part.multiply)
                 self.undo.callback(part.exchange, part.layer)
-        kinds = LAYERS[1:] if hasattr(self.engine, "compilation") else LAYERS
+        compilation = getattr(self.engine, "compilation", None)
+        kinds = LAYERS if compilation is None or compilation.problem else LAYERS[1:]
         for part in self.engine.model.modules():
             if isinstance(part, kinds) and part not in within:
                 self.time_forward(part, "layers")
