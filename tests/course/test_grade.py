@@ -250,7 +250,7 @@ def test_what_cannot_be_copied_is_nobody_else_s_trouble_and_an_environment_is_le
     assert [path.name for path in copy.iterdir()] == ["phase1.py"]
     os.mkfifo(own / "pipe")
     (tmp_path / "second").mkdir()
-    with pytest.raises(Unusable, match="it cannot be copied: .*pipe.* is a named pipe"):
+    with pytest.raises(Unusable, match=r"it cannot be copied: .*pipe.* is a named pipe"):
         Submission("own", own).copy(tmp_path / "second")
 
 
