@@ -143,7 +143,7 @@ class Hardware:
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> "Hardware":
-        """What a file has. Raises `MinferError` for a key that is missing or unknown, or a value that no hardware has."""
+        """What a file has. Raises `MinferError` for a key that is missing or unknown, or for what is no value of it."""
         if facts.get("schema") != SCHEMA:
             raise MinferError(f"it is not of schema {SCHEMA}: measured by an older minfer, run minfer calibrate again")
         values = {key: value for key, value in facts.items() if key != "schema"}
