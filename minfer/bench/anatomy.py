@@ -122,7 +122,8 @@ def clocked(facts: dict[str, float], run: Sample) -> dict[str, float]:
     """
     own = run.facts
     products = own["layers_s"] + own["head_s"]
-    drift = products / facts["products_s"] if facts["products_s"] else 1.0
+    seen = facts["products_s"]  # 0 where they took no longer than the profiler itself
+    drift = products / seen if seen else 1.0
     return {
         "products": products,
         "attention": own["attention_s"] + drift * facts["compiled_s"],

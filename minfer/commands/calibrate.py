@@ -78,7 +78,8 @@ def products(made: Hardware) -> Table:
     for count in SHOWN:
         table.add_column(str(count), justify="right")
     for name, rates in made.engines.items():
-        table.add_row(name, *(f"{2e-9 * count / rates.layers.seconds(count):.0f}" for count in SHOWN))
+        each = [rates.layers.seconds(count) for count in SHOWN]
+        table.add_row(name, *(f"{2e-9 * n / took:.0f}" if took else "–" for n, took in zip(SHOWN, each, strict=True)))
     return table
 
 

@@ -45,7 +45,7 @@ def grade(
         require(module, "course", "grading")
     if hidden is not None and not hidden.is_dir():
         raise OptionsError(f"--hidden {hidden}: there is no such folder")
-    found = submissions.find(folder)
+    found = [one for one in submissions.find(folder) if one.path.resolve() != out.resolve()]
     limits = Limits(seconds, test_seconds, memory_gb)
     out.mkdir(parents=True, exist_ok=True)
     grades = csv or out / "grades.csv"

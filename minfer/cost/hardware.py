@@ -21,10 +21,16 @@ CURVES = ("layers", "head", "beside")
 class Curve:
     """Seconds as measured at some numbers of rows or tokens; between these, straight in the logarithms of both.
 
-    Beyond the last point the time is proportional to the rows.
+    Beyond the last point the time is proportional to the rows. All are 0 where the products had no call to be timed.
+    Raises `ValueError` for what is no such curve.
     """
 
     points: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        rows = [at for at, _ in self.points]
+        if not rows or rows[0] <= 0 or rows != sorted(set(rows)) or min(seconds for _, seconds in self.points) < 0:
+            raise ValueError(f"a curve is seconds by rows, of growing numbers of these, not {self.points}")
 
     def seconds(self, rows: int) -> float:
         """Of so many rows or tokens."""
@@ -37,6 +43,8 @@ class Curve:
             return value * rows / last
         (low, before), (high, after) = self.points[place - 1 : place + 1]
         share = math.log(rows / low) / math.log(high / low)
+        if before == 0 or after == 0:
+            return before + share * (after - before)
         return before * (after / before) ** share
 
 
@@ -46,6 +54,10 @@ class Line:
 
     call: float
     per: float
+
+    def __post_init__(self) -> None:
+        if min(self.call, self.per) < 0:
+            raise ValueError(f"a line is seconds of a call, and by its size, not {self.call} and {self.per}")
 
     def seconds(self, size: float, calls: int = 1) -> float:
         """Of `calls` calls of that size altogether."""
@@ -116,13 +128,22 @@ class Hardware:
     engines: dict[str, EngineRates] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        rates = {"bandwidth": self.bandwidth, "peak_bandwidth": self.peak_bandwidth}
+        rates |= {f"flops of {dtype}": rate for dtype, rate in self.flops.items()}
+        rates |= {f"reach of {kind}": share for kind, share in self.reach.items()}
+        wrong = [f"{name} is {rate}" for name, rate in rates.items() if not rate > 0]
+        if wrong or not self.flops or min(self.operation, self.kernel, self.moved) < 0:
+            said = ", ".join(wrong) or "flops are absent, or a time is below 0"
+            raise ValueError(f"rates are above 0, and of one dtype at least: {said}")
+
     def as_dict(self) -> dict[str, Any]:
         """For a file."""
         return {"schema": SCHEMA, **_plain(vars(self))}
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> "Hardware":
-        """What a file has. Raises `MinferError` for a key that no hardware has, or one that is missing."""
+        """What a file has. Raises `MinferError` for a key that is missing or unknown, or for what is no value of it."""
         if facts.get("schema") != SCHEMA:
             raise MinferError(f"it is not of schema {SCHEMA}: measured by an older minfer, run minfer calibrate again")
         values = {key: value for key, value in facts.items() if key != "schema"}
@@ -130,7 +151,7 @@ class Hardware:
             values["engines"] = {kind: EngineRates.from_dict(one) for kind, one in values.get("engines", {}).items()}
             values["link"] = values.get("link") and Line(*values["link"])
             return cls(**values)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise MinferError(str(error).replace("Hardware.__init__() ", "it ")) from error
 
 
@@ -186,7 +207,7 @@ def read(path: Path) -> Hardware:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         return Hardware.from_dict(facts if isinstance(facts, dict) else {})
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise MinferError(f"{path} describes no hardware: {error}") from error
 
 

@@ -16,5 +16,6 @@ def called_layers(engine: Any) -> list[Any]:
 
     Where regions are compiled, plain layers are not among them: to touch one would compile its region anew.
     """
-    kinds = LINEAR[1:] if hasattr(engine, "compilation") else LINEAR
+    compilation = getattr(engine, "compilation", None)
+    kinds = LINEAR if compilation is None or compilation.problem else LINEAR[1:]
     return [part for part in engine.model.modules() if isinstance(part, kinds)]

@@ -6,6 +6,7 @@
 Each may be dealt to ranks of its own. A request goes to whoever has the fewest, when one has room.
 """
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,7 +35,8 @@ LOAD_SECONDS = 600.0
 class Replica:
     """One of the others, as this process sees it; `given` are the requests that it has and that are not finished.
 
-    Requests and answers go over `link`, by the thread that steps. Any thread may `ask`, over `questions`.
+    Requests and answers go over `link`; any thread may `ask`, over `questions`. The thread that steps only reads: were
+    it to wait until a replica has read, which waits until what it says is read, both would for ever.
     """
 
     def __init__(self, number: int, process: Process, link: Connection, questions: Connection, patience: float) -> None:
@@ -44,9 +46,12 @@ class Replica:
         self.given: dict[int, Sequence] = {}
         self.handed: dict[int, float] = {}  # when each of them was given, by the engine's clock
         self.heard = time.monotonic()  # when it last said something, or began to have something to do
+        self.outbox: queue.Queue[Any] = queue.Queue()  # None: the end
+        self.sender = threading.Thread(target=self._send_all, daemon=True, name=f"to replica {number}")
+        self.sender.start()
 
     def take(self, sequence: Sequence, eos_token_ids: tuple[int, ...], now: float) -> None:
-        """Hand a request over. Raises `RankError`."""
+        """Hand a request over."""
         if not self.given:
             self.heard = time.monotonic()
         self.given[sequence.id], self.handed[sequence.id] = sequence, now
@@ -63,7 +68,8 @@ class Replica:
     def ask(self, question: Callable[[ReplicaWorker], Any]) -> Any:
         """What `question` returns in the replica's process, between two steps: a function that pickle can name.
 
-        From any thread. Raises what the function raises, or `RankError` if there is no answer.
+        From any thread; what was handed over before is on its way before the question is. Raises what the function
+        raises, or `RankError` if there is no answer.
         """
         with self.asking:
             answer = self._answer(question)
@@ -73,6 +79,8 @@ class Replica:
 
     def _answer(self, question: Callable[[ReplicaWorker], Any]) -> Any:
         self.asked += 1
+        with self.outbox.all_tasks_done:
+            self.outbox.all_tasks_done.wait_for(lambda: not self.outbox.unfinished_tasks, self.patience)
         try:
             self.questions.send((self.asked, question))
             while self.questions.poll(self.patience):
@@ -98,11 +106,15 @@ class Replica:
         return list(dict.fromkeys(advanced))  # each once: there may be news of several steps
 
     def send(self, message: Any) -> None:
-        """Raises `RankError` if it is gone."""
-        try:
-            self.link.send(message)
-        except OSError as error:
-            raise self.lost(error) from error
+        """Let it be sent behind what was given before; that the replica is gone is told by `receive`."""
+        self.outbox.put(message)
+
+    def _send_all(self) -> None:
+        while (message := self.outbox.get()) is not None:
+            with suppress(OSError):
+                self.link.send(message)
+            self.outbox.task_done()
+        self.link.close()
 
     def receive(self) -> Any:
         """Raises `RankError` if it is gone."""
@@ -188,11 +200,11 @@ class Replicas:
             return
         self.ended = why
         for replica in self.all:
-            with suppress(OSError):
-                replica.link.close()
+            replica.outbox.put(None)
             replica.process.let_go()  # `questions` stay open: another thread may be asking, and hears the end
         for replica in self.all:
             replica.process.bury(timeout=1.0)
+            replica.sender.join(1.0)
         torch.set_num_threads(self.threads_before)
 
 

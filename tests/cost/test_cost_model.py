@@ -212,6 +212,37 @@ def test_hardware_that_is_not_known_or_not_calibrated_says_what_is(tmp_path, mon
     assert find_hardware(None) == calibrated() == made
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("engines", []),
+        ("engines", {"int8": {"layers": []}}),
+        ("bandwidth", 0),
+        ("bandwidth", "fast"),
+        ("flops", {}),
+        ("flops", {"float32": None}),
+        ("operation", -1.0),
+        ("link", [1.0]),
+    ],
+)
+def test_a_file_of_hardware_with_a_value_that_no_hardware_has_is_refused(key, value, tmp_path):
+    facts = timed({"int8": engine_rates()}).as_dict() | {key: value}
+    (tmp_path / "h.json").write_text(json.dumps(facts))
+    with pytest.raises(MinferError, match="describes no hardware"):
+        find_hardware(str(tmp_path / "h.json"))
+
+
+@pytest.mark.parametrize("points", [(), ((0, 1.0),), ((2, 1.0), (2, 1.0)), ((2, 1.0), (1, 1.0)), ((1, -1.0),)])
+def test_a_curve_has_growing_numbers_of_rows(points):
+    with pytest.raises(ValueError, match="growing"):
+        Curve(points)
+
+
+def test_a_curve_of_products_that_were_not_timed_is_zero_between_its_points_too():
+    assert Curve(((1, 0.0), (8, 0.0))).seconds(3) == 0.0
+    assert 0.0 < Curve(((1, 0.0), (8, 6.0))).seconds(2) < 6.0
+
+
 def test_the_parts_of_a_waterfall_and_the_unexplained_are_the_difference():
     made = Waterfall.of(10.0, 6.0, Terms(weights=7.0, host=1.0), Terms(weights=2.0, arithmetic=1.5, host=1.25), 0.5)
     assert made.difference == -4.0

@@ -78,6 +78,14 @@ def test_each_second_is_counted_once_and_is_the_part_s_that_takes_it(device, pha
     assert run.facts["forward_s"] == sum(found.values()) == run.duration
 
 
+def test_products_that_are_neither_packed_nor_compiled_are_timed_too(device, monkeypatch):
+    """A machine without oneDNN, most Macs: the layers of phase 7 stay plain ones."""
+    monkeypatch.setattr(PackedLinear, "serves", staticmethod(lambda weight: False))
+    made = contestant(7, device)
+    run = made.run(batch(17, 1, 6, 2))
+    assert run.facts["layers_s"] == PRODUCT * 4 * made.engine.config.num_layers * 2  # two steps
+
+
 def test_what_a_part_waits_for_other_ranks_is_communication_and_nothing_else(device, monkeypatch):
     made = contestant(5, device, EngineContestant)
     groups = {name: SimpleNamespace(seconds=100.0) for name in ("tensor", "world", "host")}

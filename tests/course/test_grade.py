@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import socket
 import time
 
@@ -17,7 +18,7 @@ from minfer.course.grader.grader import Grader, Tampered, Watcher
 from minfer.course.grader.guards import Forbidden, time_limit, time_stands_still
 from minfer.course.grader.journal import Journal
 from minfer.course.grader.submissions import Submission, Unusable
-from minfer.course.marks.report import Entry, Report, Status
+from minfer.course.marks.report import Entry, Report, Status, read_report, write_json
 from tests.course.toy import engine, toy_course
 
 ANSWER = f"{minfer.__path__[0]}/phase1/engine.py"
@@ -206,6 +207,51 @@ def planned(tmp_path, *needs, losses):
 
 def result(name, status):
     return {"event": "result", "entry": Entry(name, 1, "", "", status=status).as_dict()}
+
+
+def test_what_the_graded_engine_writes_into_its_journal_spoils_no_report(tmp_path):
+    journal, add = planned(tmp_path, (), losses=9)
+    odd = Entry("t0", 1, "P1-0", "test 0").as_dict()
+    for spoilt in ({"seconds": "x"}, {"status": "weird"}, {"looks_like": 3}, {"test": ["t0"]}):
+        add({"event": "result", "entry": {**odd, "status": "passed", **spoilt}})
+    assert journal.done == []
+    add({"event": "result", "entry": {**odd, "status": "failed", "message": 5, "looks_like": [3], "points": 99}})
+    (entry,) = journal.report.entries
+    assert (entry.message, entry.looks_like, entry.points) == ("5", ("3",), 0.0)
+    with open(journal.path, "a") as file:
+        file.write("[" * 200_000 + "\n")
+    add({"event": "refused", "note": 7})
+    assert journal.report.note == "7"
+    journal.path.unlink()
+    os.mkfifo(journal.path)
+    journal.follow()  # and does not wait for a writer
+
+
+def test_half_a_character_in_an_error_or_a_name_is_written_as_an_escape(tmp_path):
+    (tmp_path / "in" / "caf\udce9").mkdir(parents=True)
+    (found,) = submissions.find(tmp_path / "in")
+    assert found.name == r"caf\udce9"
+    message = "P1-0  test 0\n  raised    ValueError: \ud800"
+    entry = Entry("t0", 1, "P1-0", "test 0", status=Status.FAILED, message=message)
+    assert entry.in_brief == r"P1-0  test 0: ValueError: \ud800"
+    report = Report({"spec": "caf\udce9", "described": "", "sha": ""}, 17, {}, [entry])
+    write_json(tmp_path / "minfer.json", report.as_dict())
+    assert read_report(tmp_path / "minfer.json") == report
+
+
+def test_what_cannot_be_copied_is_nobody_else_s_trouble_and_an_environment_is_left_out(tmp_path):
+    own = tmp_path / "own"
+    (own / ".venv" / "lib").mkdir(parents=True)
+    (own / "phase1.py").touch()
+    with open(own / ".venv" / "lib" / "torch.so", "wb") as file:
+        file.truncate(submissions.MOST_BYTES + 1)  # takes no room on the disk
+    (tmp_path / "first").mkdir()
+    copy = Submission("own", own).copy(tmp_path / "first")
+    assert [path.name for path in copy.iterdir()] == ["phase1.py"]
+    os.mkfifo(own / "pipe")
+    (tmp_path / "second").mkdir()
+    with pytest.raises(Unusable, match=r"it cannot be copied: .*pipe.* is a named pipe"):
+        Submission("own", own).copy(tmp_path / "second")
 
 
 def test_after_so_many_losses_no_later_result_counts_whenever_it_is_read(tmp_path):

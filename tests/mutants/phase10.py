@@ -393,7 +393,7 @@ class ForgetsTheSeed(Engine):
 
     @staticmethod
     def without_seed(replica, message):
-        replica.link.send(replace(message, seed=message.id) if isinstance(message, Take) else message)
+        replica.link.send(replace(message, seed=message.id + 1000) if isinstance(message, Take) else message)
 
 
 @plant("P10-13", shared_out)

@@ -16,6 +16,7 @@ from minfer.course.lab.tiny import tiny_model
 from minfer.phase10 import RankError
 from minfer.phase10.replica_message import TakeBack
 from minfer.phase10.replica_worker import ReplicaWorker, usage_of
+from minfer.phase10.replicas import Replica
 from minfer.phase11 import Engine
 from tests.ranks.processes import children, gone
 
@@ -106,6 +107,20 @@ def test_what_was_sent_before_a_question_is_heard_before_it_is_answered():
     ours.send(TakeBack(7))
     served.answer(3, lambda _: list(heard))
     assert asking.recv() == (3, [7])
+
+
+def test_who_steps_does_not_wait_until_a_replica_has_read():
+    """Else a replica that waits until a long answer of its is read, and one that hands it much, wait for ever."""
+    (ours, theirs), (questions, _) = Pipe(), Pipe()
+    replica = Replica(1, SimpleNamespace(), ours, questions, 5.0)
+    for number in range(2000):  # more than a pipe holds
+        replica.send(["x" * 1000, number])
+    assert replica.outbox.qsize()
+    assert [theirs.recv()[1] for _ in range(2000)] == list(range(2000))
+    replica.send(None)
+    replica.sender.join()
+    with pytest.raises(EOFError):
+        theirs.recv()
 
 
 def half_of(served):

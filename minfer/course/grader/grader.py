@@ -16,7 +16,7 @@ from minfer.course.grader.submissions import Submission, Unusable
 from minfer.course.lessons.exercise import Exercise
 from minfer.course.lessons.files import fingerprint
 from minfer.course.marks.outputs import gradescope
-from minfer.course.marks.report import Report, Status, write_json
+from minfer.course.marks.report import Report, Status, printable, write_json
 
 COLUMNS = ("submission", "score", "max_score", "file", "sha", "note", "first_failure", "seconds")
 
@@ -85,7 +85,9 @@ class Grader:
         self.watcher.began(submission)
         since = time.monotonic()
         try:
-            return self._grade(submission)
+            report = self._grade(submission)
+            report.note = printable(report.note)
+            return report
         finally:
             self.seconds[submission.name] = time.monotonic() - since
 
@@ -141,7 +143,7 @@ class Grader:
     def _write_csv(self) -> None:
         tasks = {f"task {task.number}": task.number for task in self.exercise.tasks}
         beside = self.csv.with_name(self.csv.name + ".part")
-        with open(beside, "w", newline="", encoding="utf-8") as file:
+        with open(beside, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
             rows = csv.writer(file)
             rows.writerow([*COLUMNS, *tasks, "hidden", *(status.value for status in Status)])
             for name, report in sorted(self.graded.items()):

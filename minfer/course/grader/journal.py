@@ -42,7 +42,7 @@ class Journal:
 
     def follow(self) -> None:
         """Take in the lines that are new, as far as they are whole."""
-        if not self.path.exists():
+        if not self.path.is_file():  # nor any more: a pipe in its place would be waited for
             return
         with open(self.path, "rb") as file:
             file.seek(self.read)
@@ -51,8 +51,8 @@ class Journal:
         for line in whole.splitlines():
             if self.is_given_up:
                 return
-            with suppress(ValueError, KeyError, TypeError, AttributeError):  # a line that the graded engine has spoilt
-                self._take(json.loads(line))
+            with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+                self._take(json.loads(line))  # which the graded engine may have spoilt
             self.since = time.monotonic()
 
     def _take(self, event: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ class Journal:
             self.by_test = {entry.test: entry for entry in self.report.entries}
         elif kind == "refused":
             self.report = self.report or Report.from_dict(event["report"])
-            self.report.note = event["note"]
+            self.report.note = str(event["note"])
         elif kind == "start":
             self.running, self.is_over = event["test"], False
         elif kind == "ask":

@@ -1,14 +1,18 @@
 """Submissions: what a folder of students' work holds, and the file of each that is graded."""
 
+import errno
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from minfer.core.errors import MinferError
 from minfer.course.grader.loading import LOADERS
+from minfer.course.marks.report import printable
 
 IGNORED = {"__pycache__", "__MACOSX"}
 NOT_THEIRS = {"minfer", "tests", "phases", "site-packages", ".venv", "venv", ".git", "__pycache__"}
+LEFT_OUT = {*IGNORED, ".git", ".venv", "venv"}  # of a copy
+FULL = (errno.ENOSPC, errno.EDQUOT)  # what is no submission's fault
 MOST_BYTES = 200 * 2**20
 
 
@@ -38,14 +42,22 @@ class Submission:
         return (named or files)[0]
 
     def copy(self, folder: Path) -> Path:
-        """A copy of it in `folder`; links stay links. Raises `Unusable` if it is too large."""
-        size = sum(path.lstat().st_size for path in [self.path, *self.path.rglob("*")])
-        if size > MOST_BYTES:
-            raise Unusable(f"it has {size / 2**20:,.0f} MB, more than {MOST_BYTES // 2**20}")
-        if self.path.is_file():
-            return Path(shutil.copy2(self.path, folder / self.path.name))
-        ignored = shutil.ignore_patterns(*IGNORED, ".git", ".venv", "venv")
-        return Path(shutil.copytree(self.path, folder / self.path.name, symlinks=True, ignore=ignored))
+        """A copy of it in `folder`; links stay links. Raises `Unusable` if it is too large, or no copy can be made."""
+        files = (path for path in self.path.rglob("*") if not LEFT_OUT & {*path.relative_to(self.path).parts})
+        try:
+            size = sum(path.lstat().st_size for path in [self.path, *files])
+            if size > MOST_BYTES:
+                raise Unusable(f"it has {size / 2**20:,.0f} MB, more than {MOST_BYTES // 2**20}")
+            if self.path.is_file():
+                return Path(shutil.copy2(self.path, folder / self.path.name))
+            ignored = shutil.ignore_patterns(*LEFT_OUT)
+            return Path(shutil.copytree(self.path, folder / self.path.name, symlinks=True, ignore=ignored))
+        except shutil.Error as error:  # of some of a folder's files: a pipe, or one that may not be read
+            raise Unusable(f"it cannot be copied: {error.args[0][0][2]}") from error
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+            raise Unusable(f"it cannot be copied: {error}") from error
 
 
 def _files(folder: Path) -> list[Path]:
@@ -62,4 +74,4 @@ def find(folder: Path) -> list[Submission]:
         raise MinferError(f"{folder} is empty: it should hold a file or a folder for each submission")
     stems = [path.stem if path.is_file() else path.name for path in paths]
     names = [path.name if stems.count(stem) > 1 else stem for path, stem in zip(paths, stems, strict=True)]
-    return [Submission(name, path) for name, path in zip(names, paths, strict=True)]
+    return [Submission(printable(name), path) for name, path in zip(names, paths, strict=True)]

@@ -101,7 +101,7 @@ def gradescope(report: Report) -> dict[str, Any]:
 
 def write_csv(path: Path, report: Report) -> None:
     """One line a test."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with open(path, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         rows = csv.DictWriter(file, CSV_COLUMNS, extrasaction="ignore")
         rows.writeheader()
         for entry in report.entries:

@@ -17,6 +17,8 @@ from minfer.core.errors import MinferError
 SCHEMA = 1
 BROKEN = 1.0  # points that a broken promise costs
 CAME = ("raised", "got", "skipped")  # lines of a screen that say what came, where something else was expected
+KINDS = {"test": str, "phase": int, "code": str, "title": str, "points": float, "message": str, "seconds": float}
+"""What fields of an `Entry` are, whatever a file says: the engine that is graded may have spoilt it."""
 ROUNDING = 6  # digits of a score: shares of points such as 8/17 sum to 100 only up to rounding
 
 
@@ -75,7 +77,7 @@ class Entry:
         """What its author reads, in one line: the test, and what came of it."""
         lines = [line.strip().partition(" ") for line in self.message.splitlines()]
         came = next((text.strip() for key, _, text in lines if key in CAME), "")
-        return f"{self.code}  {self.title}" + (f": {came}" if came else "")
+        return printable(f"{self.code}  {self.title}" + (f": {came}" if came else ""))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -83,10 +85,11 @@ class Entry:
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> "Entry":
-        """The inverse of `as_dict`."""
+        """The inverse of `as_dict`. Raises `ValueError` or `TypeError` for values that no entry has."""
         known = {f.name: found[f.name] for f in fields(cls) if f.name in found}
-        lists = {name: tuple(known.get(name, ())) for name in ("needs", "looks_like")}
-        return cls(**{**known, **lists, "status": Status(known.get("status", Status.NOT_RUN))})
+        made = {name: kind(known[name]) for name, kind in KINDS.items() if name in known}
+        lists = {name: tuple(map(str, known.get(name, ()))) for name in ("needs", "looks_like")}
+        return cls(**{**known, **made, **lists, "status": Status(known.get("status", Status.NOT_RUN))})
 
 
 @dataclass
@@ -174,20 +177,27 @@ class Report:
         if found.get("schema") != SCHEMA:
             raise ValueError(f"schema is {found.get('schema')!r}, this minfer reads {SCHEMA}")
         entries = [Entry.from_dict(entry) for entry in found["tests"]]
-        return cls(found["engine"], found["seed"], found["versions"], entries, found["note"])
+        engine = {name: str(value) for name, value in found["engine"].items()}
+        return cls(engine, found["seed"], found["versions"], entries, str(found["note"]))
+
+
+def printable(text: str) -> str:
+    """The text, which any file and terminal takes: half a character, of a file's name or an error, is an escape."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def read_report(path: Path) -> Report:
     """The report in a `minfer.json`. Raises `MinferError` for a file that is none."""
     try:
         return Report.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise MinferError(f"{path} is no report of this minfer ({type(error).__name__}: {error})") from error
 
 
 def write_json(path: Path, what: Any) -> None:
-    """Write it whole or not at all: a reader never finds half a file."""
+    """Write it whole or not at all: a reader never finds half a file. Half a character is written as its escape."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps(what, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(what, indent=1, ensure_ascii=False)
+    beside.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
     os.replace(beside, path)
