@@ -98,16 +98,17 @@ class EngineThread:
         self._commands.put(lambda: self._end_all(reason))
 
     async def ask(self, question: Callable[[], Any]) -> Any:
-        """What `question` answers, asked between two steps."""
+        """What `question` answers or raises, asked between two steps."""
         loop = asyncio.get_running_loop()
         answer = loop.create_future()
 
-        def tell(value: Any) -> None:
+        def tell(outcome: Any) -> None:
             if not answer.done():
-                answer.set_result(value)
+                settle = answer.set_exception if isinstance(outcome, Exception) else answer.set_result
+                settle(outcome)
 
         def put() -> None:
-            loop.call_soon_threadsafe(tell, question())
+            loop.call_soon_threadsafe(tell, _outcome(question))
 
         self._commands.put(put)
         return await answer
@@ -243,6 +244,14 @@ class EngineThread:
     def forget(self, call: Call) -> None:
         """The call has its ends, or nobody listens to it."""
         self._calls.discard(call)
+
+
+def _outcome(question: Callable[[], Any]) -> Any:
+    """What it returns, or the exception that it raises: who only asks ends nothing."""
+    try:
+        return question()
+    except Exception as error:
+        return error
 
 
 def _is_loss(error: Exception | None) -> bool:

@@ -51,6 +51,16 @@ def works(own):
     assert own.complete("abc", max_tokens=3)["finish_reason"]
 
 
+def test_a_view_that_fails_ends_nothing(own, monkeypatch):
+    def fails():
+        raise ArithmeticError("planted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(own.service.engines[0].attendant, "snapshot", fails)
+        assert own.ask("GET", "/slots")[0] == 200  # as of the last look
+    works(own)
+
+
 @pytest.mark.filterwarnings("ignore:a step of")
 def test_only_the_culprit_fails_and_its_neighbours_are_answered(own, engine):
     want = own.complete("neighbour", max_tokens=20, ignore_eos=True)
