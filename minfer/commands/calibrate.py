@@ -42,16 +42,16 @@ def calibrate(
     errors = Console(stderr=True)
     with errors.status("") as status:
         title = f"{where['cpu']}, {where['threads']} threads, torch {where['torch']}, in the shapes of {model}"
-        made = measure(module, model, place, title, ranks, lambda what: status.update(f"measuring {what}"))
+        checked = Check(module, place) if check else None
+        after = None if checked is None else checked.run
+        made = measure(module, model, place, title, ranks, lambda what: status.update(f"measuring {what}"), after)
     path = out or calibrated_path()
     write(path, made)
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     show(console, made)
     errors.print(f"minfer: written to {path}", highlight=False)
-    if check:
-        with errors.status("running steps of engines"):
-            cells = Check(module, place, made).cells()
-        show_check(console, cells)
+    if checked is not None:
+        show_check(console, checked.cells(made))
 
 
 def show(console: Console, made: Hardware) -> None:

@@ -25,10 +25,13 @@ PASSES = 2
 Say = Callable[[str], None]
 
 
-def calibrate(module: nn.Module, model: str, device: Device, title: str, ranks: int, say: Say) -> Hardware:
+def calibrate(
+    module: nn.Module, model: str, device: Device, title: str, ranks: int, say: Say, after: Say | None = None
+) -> Hardware:
     """The rates of `device`, in the shapes of `module`, whose weights are float32; `say` hears what is measured next.
 
-    `model`: its name, by which other ranks load it; `ranks`: how many share it, 1: none do.
+    `model`: its name, by which other ranks load it; `ranks`: how many share it, 1: none do. `after` is called in each
+    pass, after the steps of an engine, with the name of its kernels.
     """
     config: Any = module.config
     say("memory and operators")
@@ -49,8 +52,11 @@ def calibrate(module: nn.Module, model: str, device: Device, title: str, ranks: 
     found: dict[Variant, list[list[RealStep]]] = {variant: [] for variant in measured_variants(ranks)}
     for number in range(PASSES):  # each over all engines: what disturbs the machine in one is over in the next
         for variant, passes in found.items():
-            say(f"steps of {variant.setup(config).kernels}, pass {number + 1} of {PASSES}")
+            kernels = variant.setup(config).kernels
+            say(f"steps of {kernels}, pass {number + 1} of {PASSES}")
             passes.append(steps(variant, module, model, device))
+            if after is not None:
+                after(kernels)
     engines = {}
     for variant, passes in found.items():
         setup = variant.setup(config)

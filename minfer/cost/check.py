@@ -3,7 +3,6 @@
 import copy
 import random
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,6 @@ ROWS = ("Continuous batch", "BF16", "INT8", "Fused")
 DECODES = ((1, 40), (5, 130), (8, 200), (14, 90), (18, 60))  # batch, context
 PREFILLS = (64, 300)
 REPEATS = 7
-PASSES = 2
 
 
 @dataclass(frozen=True)
@@ -45,33 +43,39 @@ def decoded(batch: int, context: int) -> Step:
 
 
 class Check:
-    """The cells of some rows of the benchmark table."""
+    """The cells of some rows of the benchmark table.
 
-    def __init__(self, module: nn.Module, device: Device, hardware: Hardware) -> None:
-        self.module, self.device, self.hardware = module, device, hardware
+    They are run in calibration's own passes, each row's right after the engine of its kind: a machine that is slower
+    today than a minute ago is so for both.
+    """
+
+    def __init__(self, module: nn.Module, device: Device) -> None:
+        self.module, self.device = module, device
         self.config: Any = module.config
         self.draw = random.Random(0)
+        self.rows = {variant: self.engine(variant) for variant in VARIANTS if variant.name in ROWS}
+        self.measured: dict[tuple[Variant, str, Step], list[float]] = {}
 
-    def cells(self) -> list[Cell]:
-        """Row by row: decode steps by batch and context, then prompts.
+    def run(self, kernels: str) -> None:
+        """Once the cells of the rows that multiply with `kernels`."""
+        for variant, engine in self.rows.items():
+            if variant.setup(self.config).kernels != kernels:
+                continue
+            for batch, context in DECODES:
+                name, step = f"decode {batch} × 1 over {context}", decoded(batch, context)
+                self.measured.setdefault((variant, name, step), []).append(self.decode(engine, batch, context))
+            for tokens in PREFILLS:
+                name, step = f"prefill {tokens}", Step.prefill(tokens)
+                self.measured.setdefault((variant, name, step), []).append(self.prefill(engine, tokens))
 
-        All are run through more than once, and the least time of each is taken: what disturbs the machine during one
-        pass is over in another.
-        """
-        rows = {variant: self.engine(variant) for variant in VARIANTS if variant.name in ROWS}
-        passes = [[cell for row in rows.items() for cell in self.row(*row)] for _ in range(PASSES)]
-        return [min(same, key=lambda cell: cell.measured) for same in zip(*passes, strict=True)]
-
-    def row(self, variant: Variant, engine: Any) -> Iterator[Cell]:
-        """The cells of one engine."""
-        model = CostModel(variant.setup(self.config), self.hardware)
-        for batch, context in DECODES:
-            step = decoded(batch, context)
-            took = self.decode(engine, batch, context)
-            yield Cell(variant.name, f"decode {batch} × 1 over {context}", took, model.step(step).total)
-        for tokens in PREFILLS:
-            took = self.prefill(engine, tokens)
-            yield Cell(variant.name, f"prefill {tokens}", took, model.step(Step.prefill(tokens)).total)
+    def cells(self, hardware: Hardware) -> list[Cell]:
+        """Row by row, decode steps by batch and context, then prompts; of a cell's runs the least counts."""
+        return [
+            Cell(variant.name, name, min(took), CostModel(variant.setup(self.config), hardware).step(step).total)
+            for variant in self.rows
+            for (own, name, step), took in self.measured.items()
+            if own is variant
+        ]
 
     def engine(self, variant: Variant) -> Any:
         """With room for the largest cell; no prefix is found again."""
