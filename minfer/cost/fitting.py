@@ -14,7 +14,6 @@ from minfer.cost.real_steps import RealStep
 Measure = Callable[[RealStep], Any]  # a size of a step, several sizes, or seconds
 Choice = Callable[[RealStep], bool]
 NOTHING = Line(0.0, 0.0)
-LEAST = 1e-15  # seconds
 
 
 def tokens(step: RealStep) -> int:
@@ -111,9 +110,9 @@ class Fit:
     # ---- how -----------------------------------------------------------------------------------------------------
 
     def curve(self, size: Measure, took: Measure, chosen: Choice = any_step) -> Curve:
-        """What the chosen steps took, at all sizes but 0 that were met; never 0, since it is read in logarithms."""
+        """What the chosen steps took, at all sizes but 0; a difference of clocks below nothing is nothing."""
         points = self.least(size, took, chosen)
-        return Curve(tuple((at, max(points[at], LEAST)) for at in sorted(points) if at))
+        return Curve(tuple((at, max(points[at], 0.0)) for at in sorted(points) if at))
 
     def line(self, size: Measure, took: Measure, chosen: Choice) -> Line:
         """What the chosen steps took: a constant, and so much for each unit of size."""
