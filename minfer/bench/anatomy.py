@@ -1,9 +1,8 @@
 """Anatomy: what the time of a row's run goes to, in milliseconds per output token: measured, not modelled.
 
-On a CPU a `PartClock` times parts in the counted runs themselves. What it cannot time comes from one more run, under
-torch.profiler: all other operators with what calling them takes, and the attention that is compiled into regions. The
-profiler's own time, so much for each event that it notes, is measured beforehand and subtracted. What these two
-measurements do not add up to is unexplained.
+On a CPU a `PartClock` times parts in the counted runs themselves; what is in none of them is unexplained. Only the
+attention that is compiled into regions comes from one more run, under torch.profiler. The profiler's own time, so much
+for each event that it notes, is measured beforehand and subtracted.
 
 On a GPU, and in ledgers without the clock's figures, all parts are the profiler's, scaled to the counted runs.
 
@@ -101,7 +100,7 @@ def layers_marked(engine: Any) -> Iterator[None]:
 def terms(facts: dict[str, float], run: Sample, bandwidth: float) -> Terms:
     """Milliseconds per output token of a row, by part, in its run `run`; they need not add up to what that took."""
     tokens = sum(len(times) for times in run.token_times)
-    parts = clocked(facts, run) if "layers_s" in run.facts else profiled(facts, run)
+    parts = clocked(facts, run) if "others_s" in run.facts else profiled(facts, run)
     reading = min(parts["products"], facts["steps"] * facts["product_bytes"] / bandwidth)
     seconds = Terms(
         weights=reading,
@@ -116,20 +115,20 @@ def terms(facts: dict[str, float], run: Sample, bandwidth: float) -> Terms:
 
 
 def clocked(facts: dict[str, float], run: Sample) -> dict[str, float]:
-    """Seconds of a run's parts by its own clock; what has no call to be timed, by the profiler.
+    """Seconds of a run's parts by its own clock; attention that has no call to be timed, by the profiler.
 
     Products were timed by both: their ratio tells how the machine's speed has drifted between the two runs.
     """
     own = run.facts
     products = own["layers_s"] + own["head_s"]
     seen = facts["products_s"]  # 0 where they took no longer than the profiler itself
-    drift = products / seen if seen else 1.0
+    compiled = facts["compiled_s"] * (products / seen if seen else 1.0)
     return {
         "products": products,
-        "attention": own["attention_s"] + drift * facts["compiled_s"],
+        "attention": own["attention_s"] + compiled,
         "copies": own["gather_s"],
         "communication": own["communication_s"],
-        "launches": drift * others(facts),
+        "launches": own["others_s"] - compiled,
     }
 
 

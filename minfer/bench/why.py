@@ -1,7 +1,5 @@
 """Why two rows of a ledger differ: their measured times per token, and what each time goes to."""
 
-import statistics
-from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
@@ -34,14 +32,19 @@ def waterfall(ledger: dict[str, Any], first: dict[str, Any], second: dict[str, A
     rows = first, second
     times = [[milliseconds(sample) for sample in runs(row)] for row in rows]
     noise = max((max(each) - min(each)) / 2 for each in times)
-    before, after = (parts(ledger, row) for row in rows)
-    return Waterfall.of(statistics.median(times[0]), statistics.median(times[1]), before, after, noise)
+    before, after = (milliseconds(middle(row)) for row in rows)
+    return Waterfall.of(before, after, parts(ledger, first), parts(ledger, second), noise)
 
 
 def parts(ledger: dict[str, Any], row: dict[str, Any]) -> Terms:
-    """Of each part the median over the row's runs, in ms per output token."""
-    found = [asdict(terms(row["anatomy"], run, ledger["bandwidth"])) for run in runs(row)]
-    return Terms(**{name: statistics.median(one[name] for one in found) for name in NAMES})
+    """Of the row's middle run, in ms per output token."""
+    return terms(row["anatomy"], middle(row), ledger["bandwidth"])
+
+
+def middle(row: dict[str, Any]) -> Sample:
+    """The run whose time is the median, or the one before: a run's parts add up, medians of parts would not."""
+    found = sorted(runs(row), key=milliseconds)
+    return found[(len(found) - 1) // 2]
 
 
 def neighbours(ledger: dict[str, Any]) -> list[tuple[str, str, Waterfall]]:
@@ -57,6 +60,7 @@ def milliseconds(sample: Sample) -> float:
 
 def in_words(ledger: dict[str, Any], one: str, other: str, made: Waterfall) -> list[str]:
     """What changed, the largest part first; what the second row is bound by, and what to try."""
+    first, second = row_named(ledger, one), row_named(ledger, other)
     change = f"{made.first:.2f} → {made.second:.2f} ms per output token ({made.difference:+.2f}"
     ratio = f"{made.first / made.second:.2f} × the tokens/s)"
     said = [f"{one} → {other}: {change}; {ratio}"]
@@ -66,10 +70,10 @@ def in_words(ledger: dict[str, Any], one: str, other: str, made: Waterfall) -> l
         if abs(change_ms) >= 0.005 * made.first:
             said.append(f"  {change_ms:+8.2f} ms  {NAMES[name]}: {MEANING[name]}")
     share = f"{made.unexplained_share:.0%} of the difference"
-    said.append(
-        f"  {made.unexplained:+8.2f} ms  unexplained, {share}: what clock and profiler disagree about, and drift"
-    )
-    found = parts(ledger, row_named(ledger, other))
+    said.append(f"  {made.unexplained:+8.2f} ms  unexplained, {share}: what is in none of these parts")
+    calls = [row["anatomy"]["calls"] for row in (first, second)]
+    said.append(f"operators in a step: {calls[0]:.0f} → {calls[1]:.0f}")
+    found = parts(ledger, second)
     bound = max(NAMES, key=lambda name: getattr(found, name))
     said.append(
         f"{other} is bound by {NAMES[bound]}, {getattr(found, bound) / made.second:.0%} of its time; to try next: "
@@ -80,6 +84,6 @@ def in_words(ledger: dict[str, Any], one: str, other: str, made: Waterfall) -> l
 
 def how(ledger: dict[str, Any], *names: str) -> str:
     """Which parts are measured, and how; which is reckoned."""
-    clocked = all("layers_s" in run.facts for name in names for run in runs(row_named(ledger, name)))
-    by = "by the clock in the counted runs, launches under the profiler" if clocked else "under the profiler, in shares"
+    clocked = all("others_s" in run.facts for name in names for run in runs(row_named(ledger, name)))
+    by = "by the clock, in the middle one of the counted runs" if clocked else "under the profiler, in shares"
     return f"measured {by}; weights read is reckoned: its bytes over {ledger['bandwidth'] / 1e9:.0f} GB/s"

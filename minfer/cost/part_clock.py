@@ -4,11 +4,12 @@
     head         the product that makes logits
     attention    storing keys and values, and attending
     gather       collecting a paged cache's blocks, which attention then reads
+    others       what layers, embeddings and the last norm take beside those: all other operators, and calling them
     communication   in operations between ranks, waiting for other ranks included
 
 Each second is counted once: waiting for other ranks is communication only, and gathering is not attention too.
 To be timed costs a call about a microsecond. Compiled regions stay as they are: attention that is compiled into one has
-no call to be timed, and is in none of the parts.
+no call to be timed, and is among the others.
 """
 
 from collections.abc import Callable
@@ -19,9 +20,10 @@ from torch import nn
 
 from minfer.core.attention import CausalAttention
 from minfer.cost.linear_layers import called_layers
+from minfer.phase7.fused_model import FusedModel
 from minfer.phase7.product import PRODUCTS, Product
 
-PARTS = ("layers", "head", "attention", "gather", "communication")
+PARTS = ("layers", "head", "attention", "gather", "others", "communication")
 
 
 class PartClock:
@@ -49,12 +51,13 @@ class PartClock:
         head = getattr(self.engine.model, "lm_head", None)
         self.time_products(head)
         if isinstance(head, nn.Module):
-            self.time_forward(head, "head")
+            self.time(head, "forward", "head")
         cache = getattr(self.engine, "cache", None)
         attention = type(cache.layers[0]) if cache is not None else CausalAttention
-        self.time_method(attention, "__call__", "attention")
+        self.time(attention, "__call__", "attention")
         if hasattr(attention, "gather"):
-            self.time_method(attention, "gather", "gather")
+            self.time(attention, "gather", "gather")
+        self.time_others(head)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,20 +73,30 @@ class PartClock:
                 self.undo.callback(part.exchange, part.layer)
         for part in called_layers(self.engine):
             if part not in within:
-                self.time_forward(part, "layers")
+                self.time(part, "forward", "layers")
 
-    def time_forward(self, module: nn.Module, name: str) -> None:
-        """Let a module's forward be of that part."""
-        module.forward = self.timed(name, module.forward)
-        self.undo.callback(delattr, module, "forward")
+    def time_others(self, head: nn.Module | None) -> None:
+        """Layers, or what runs in their place once they are fused; embeddings, and the last norm."""
+        model = self.engine.model
+        fused = isinstance(model, FusedModel)
+        if fused:
+            self.time(model, "between", "others")
+            self.time(model, "decode", "others")
+        for part in model.children():
+            if not isinstance(part, nn.ModuleList):
+                if part is not head:
+                    self.time(part, "forward", "others")
+            elif not fused:
+                for layer in part:
+                    self.time(layer, "forward", "others")
 
-    def time_method(self, kind: type, method: str, name: str) -> None:
-        """Let a method of all objects of a class be of that part."""
-        if method in vars(kind):
-            self.undo.callback(setattr, kind, method, vars(kind)[method])
-        else:  # inherited
-            self.undo.callback(delattr, kind, method)
-        setattr(kind, method, self.timed(name, getattr(kind, method)))
+    def time(self, owner: Any, name: str, part: str) -> None:
+        """Let a method of a class, an object or a module, by its name, be of that part."""
+        if name in vars(owner):
+            self.undo.callback(setattr, owner, name, vars(owner)[name])
+        else:  # inherited, or of the class
+            self.undo.callback(delattr, owner, name)
+        setattr(owner, name, self.timed(part, getattr(owner, name)))
 
     def timed(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
         """`work`, timed: its seconds are added to the part, less those that went to other parts within it."""

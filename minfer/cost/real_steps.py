@@ -41,8 +41,8 @@ class RealStep:
 
     @property
     def beside(self) -> float:
-        """Seconds of the forward that are no part's: all other operators, and what calling takes."""
-        return self.forward - sum(self.parts.values())
+        """Seconds of the forward beside the other parts: all other operators, and what calling takes."""
+        return self.forward - sum(seconds for part, seconds in self.parts.items() if part != "others")
 
     @property
     def host(self) -> float:

@@ -11,6 +11,7 @@ from minfer.bench.variants import BLOCK, ClockedContestant
 from minfer.bench.workloads import batch
 from minfer.core import attention as core_attention
 from minfer.core.checkpoint.shapes import random_config
+from minfer.core.model import RMSNorm
 from minfer.cost import real_steps
 from minfer.cost.check import DECODES, PREFILLS, decoded
 from minfer.cost.cost_model import CostModel, Setup
@@ -27,12 +28,12 @@ from minfer.phase7.product import PRODUCTS, PackedLinear, Product
 
 OPTIONS = {4: {"max_batch": 3}, 5: {"max_batch": 3, "num_blocks": 64}, 7: {"num_blocks": 64, "compiler": "none"}}
 OPTIONS[6] = {"num_blocks": 64, "quantization": "int8"}
-PRODUCT, ATTEND, GATHER, WAIT = 3.0, 5.0, 7.0, 11.0  # seconds
+PRODUCT, ATTEND, GATHER, WAIT, NORM, EMBED = 3.0, 5.0, 7.0, 11.0, 13.0, 17.0  # seconds
 
 
 @pytest.fixture
 def device(monkeypatch):
-    """One on which products, attention and gathering take prescribed times, and nothing else takes any."""
+    """One on which these take prescribed times: products, attention, gathering, norms, embeddings; nothing else any."""
     device = Simulated()
 
     def slow(owner, name, seconds):
@@ -49,6 +50,8 @@ def device(monkeypatch):
     for module in (core_attention, paged_kv_cache):
         slow(module, "attend", ATTEND)
     slow(PagedAttention, "gather", GATHER)
+    slow(RMSNorm, "forward", NORM)
+    slow(F, "embedding", EMBED)
     return device
 
 
@@ -68,14 +71,17 @@ def test_each_second_is_counted_once_and_is_the_part_s_that_takes_it(device, pha
     calls = layers * (steps if phase == 4 else steps - 1 + 3)  # in the first step each prompt has its own
     found = {name: run.facts[f"{name}_s"] for name in PARTS}
     head = PRODUCT * steps if phase < 7 else found["head"]  # there it is a product of another form
+    norms = 2 * layers + 1 if phase < 7 else 2 * layers - 1  # the first and the last run outside of regions
     assert found == {
         "layers": PRODUCT * products * layers * steps,
         "head": head,
         "attention": ATTEND * calls,
         "gather": GATHER * gathered,
+        "others": steps * (EMBED + NORM * norms),
         "communication": 0.0,
     }
-    assert run.facts["forward_s"] == sum(found.values()) == run.duration
+    beside = NORM * steps * (2 * layers + 1 - norms)
+    assert run.facts["forward_s"] == run.duration == sum(found.values()) + beside
 
 
 def test_products_that_are_neither_packed_nor_compiled_are_timed_too(device, monkeypatch):

@@ -8,7 +8,7 @@ from minfer.bench.contestants import EngineContestant
 from minfer.bench.operators import kind_of
 from minfer.bench.sample import Sample
 from minfer.bench.step_parts import Rates, parts_of_a_step
-from minfer.bench.why import in_words, neighbours, row_named, waterfall
+from minfer.bench.why import in_words, neighbours, parts, row_named, waterfall
 from minfer.bench.workloads import batch, decode, prefill
 from minfer.core.errors import MinferError
 from minfer.cost.formulas import Formulas
@@ -54,7 +54,14 @@ def test_under_a_profiler_alone_a_machine_that_has_slowed_down_since_is_no_part_
     assert terms(slower, run, 1e9) == terms(ANATOMY, run, 1e9)
 
 
-CLOCK = {"layers_s": 0.3, "head_s": 0.1, "attention_s": 0.15, "gather_s": 0.02, "communication_s": 0.03}
+CLOCK = {
+    "layers_s": 0.3,
+    "head_s": 0.1,
+    "attention_s": 0.15,
+    "gather_s": 0.02,
+    "others_s": 0.23,
+    "communication_s": 0.03,
+}
 
 
 def clocked(**changes):
@@ -63,7 +70,7 @@ def clocked(**changes):
     return Sample([[0.25, 0.5, 0.75, 1.0]], 1.0, facts, [0.0])
 
 
-def test_a_run_that_was_clocked_tells_its_parts_itself_and_the_profiler_explains_the_rest():
+def test_a_run_that_was_clocked_tells_its_parts_itself_but_for_attention_within_what_is_compiled():
     profiled = {**ANATOMY, "products_s": 0.4, "attention_s": 0.2, "compiled_s": 0.1}
     parts = terms(profiled, clocked(), 1e9)
     assert parts.weights + parts.arithmetic == pytest.approx(250 * 0.4)
@@ -71,8 +78,17 @@ def test_a_run_that_was_clocked_tells_its_parts_itself_and_the_profiler_explains
     assert parts.kv == pytest.approx(250 * (0.15 + 0.1))
     assert (parts.copies, parts.communication) == (pytest.approx(250 * 0.02), pytest.approx(250 * 0.03))
     assert parts.host == pytest.approx(250 * 0.1)
-    assert parts.launches == pytest.approx(250 * (0.8 - 0.4 - 0.2 - 0.05))
-    assert parts.total == pytest.approx(1000 * (0.4 + 0.25 + 0.02 + 0.03 + 0.1 + 0.15) / 4)  # 0.05 s are unexplained
+    assert parts.launches == pytest.approx(250 * (0.23 - 0.1))
+    assert parts.total == pytest.approx(250 * (1 - 0.07)), "0.07 s of the forward are in none of its parts"
+
+
+def test_parts_are_of_one_run_since_medians_of_parts_need_not_add_up():
+    runs = [clocked(layers_s=0.3 + more, others_s=0.23 - less) for more, less in ((0, 0), (0.2, 0.1), (0.1, 0.2))]
+    spread = [run.as_dict() | {"duration": at} for run, at in zip(runs, (1.0, 1.1, 1.2), strict=True)]
+    one = {**FIRST, "samples": spread}
+    for samples, middle in ((spread, 1), (spread[:2], 0)):
+        found = parts(table(one), {**one, "samples": samples})
+        assert (found.launches, found.copies) == (pytest.approx(250 * runs[middle].facts["others_s"]), pytest.approx(5))
 
 
 def test_a_machine_that_has_slowed_down_between_clock_and_profiler_is_known_by_its_products():
@@ -84,14 +100,14 @@ def test_a_machine_that_has_slowed_down_between_clock_and_profiler_is_known_by_i
 def test_a_model_so_small_that_the_profiler_took_all_the_time_has_parts_that_the_clock_alone_tells():
     nothing = {**dict.fromkeys(ANATOMY, 0.0), "steps": 4.0, "forward_s": -0.1}
     parts = terms(nothing, clocked(), 1e9)
-    assert (parts.arithmetic, parts.launches) == (pytest.approx(250 * 0.4), 0.0)
+    assert (parts.arithmetic, parts.launches) == (pytest.approx(250 * 0.4), pytest.approx(250 * 0.23))
     for forward in (0.0, -0.1):
         seen = {**ANATOMY, "forward_s": forward}
         assert terms(seen, ledger.runs(FIRST)[0], 1e9).total == pytest.approx(25), "the host's: all else is unexplained"
 
 
-def test_what_neither_clock_nor_profiler_holds_is_unexplained():
-    one = {**FIRST, "samples": [clocked().as_dict()] * 3, "anatomy": {**ANATOMY, "products_s": 0.4, "forward_s": 0.85}}
+def test_what_is_in_no_part_is_unexplained():
+    one = {**FIRST, "samples": [clocked().as_dict()] * 3}
     slept = clocked(forward_s=1.1).as_dict() | {"duration": 1.2}
     other = {**one, "name": "INT8", "samples": [slept] * 3, "figures": {}}
     made = waterfall(table(one, other), one, other)
@@ -105,7 +121,7 @@ def test_products_that_are_faster_than_memory_came_from_a_cache():
     assert (parts.weights, parts.arithmetic) == (pytest.approx(125), 0)
 
 
-def test_the_waterfall_is_of_medians_and_names_what_is_left():
+def test_the_waterfall_is_of_middle_runs_whose_parts_add_up_and_names_what_is_left():
     made = waterfall(table(FIRST, SECOND), FIRST, SECOND)
     assert (made.first, made.second) == (pytest.approx(235), pytest.approx(125))
     assert made.parts["weights"] == pytest.approx(25 - 100)
@@ -121,7 +137,8 @@ def test_in_words_the_largest_part_comes_first_and_the_bottleneck_has_advice():
     said = in_words(found, "FP32", "INT8", waterfall(found, FIRST, SECOND))
     assert said[0] == "FP32 → INT8: 235.00 → 125.00 ms per output token (-110.00; 1.88 × the tokens/s)"
     assert "weights read" in said[1]
-    assert "unexplained" in said[-3]
+    assert "unexplained" in said[-4]
+    assert said[-3] == "operators in a step: 50 → 50"
     assert said[-2].startswith("INT8 is bound by weights read, 20% of its time")
     assert said[-1] == "measured under the profiler, in shares; weights read is reckoned: its bytes over 1 GB/s"
 
