@@ -21,7 +21,7 @@ from minfer.cost.real_steps import RealStep, RealSteps
 FULL, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
 DTYPES = (FULL, HALF, BRAIN)
 MESSAGES = (2**12, 2**16, 2**20)
-PASSES = 2
+PASSES = 3
 Say = Callable[[str], None]
 
 

@@ -1,7 +1,6 @@
 """Reading checkpoints: the right numbers, in little memory, and a clear error for each way that files can be wrong."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from minfer.core.config import ModelConfig
 from minfer.core.errors import CheckpointError, ConfigError, MinferError, MinferWarning
 from minfer.core.gpt2 import GPT2
 from minfer.core.model import Transformer
+from tests.core import measured
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -440,9 +440,7 @@ class TestMemory:
     def test_reading_takes_no_more_than_the_destination(self, tmp_path):
         a, b, c = (torch.ones(shape, dtype=torch.bfloat16) for shape in ((3072, 4096), (3072, 4096), (4096, 3072)))
         save_file({"a": a, "b": b, "c": c}, tmp_path / "x.safetensors")
-        command = [sys.executable, "-c", PEAK_SCRIPT, str(tmp_path / "x.safetensors")]
-        result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
-        fresh, in_place = (int(line) for line in result.stdout.split())
+        fresh, in_place = map(int, measured.lines(PEAK_SCRIPT, tmp_path / "x.safetensors"))
         weights = 3 * 3072 * 4096 * 4
         assert fresh < weights * 1.02, f"{fresh / 1e6:.0f} MB of memory for {weights / 1e6:.0f} MB of weights"
         assert in_place < 4e6, f"{in_place / 1e6:.0f} MB of memory beside the destination"

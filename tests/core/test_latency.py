@@ -68,6 +68,11 @@ def test_a_trace_knows_the_most_that_was_held(tmp_path):
         trace.write(tmp_path / "nowhere" / "trace.json")
 
 
+def test_a_trace_writes_nothing_to_the_terminal(capfd):
+    Trace.of(lambda: torch.ones(3))
+    assert capfd.readouterr() == ("", "")
+
+
 class Slow(CPU):
     """A host whose copies take half a second."""
 

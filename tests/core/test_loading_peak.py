@@ -7,8 +7,6 @@ was freed and so hide a peak; what torch imports or starts at its first use is t
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from safetensors.torch import save_file
 from minfer.core.config import ModelConfig
 from minfer.core.models import model_class
 from minfer.phase2 import MemoryBudget
+from tests.core import measured
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 16, "max_position_embeddings": 128}
 SHAPES = {
@@ -94,12 +93,8 @@ def peaks(tmp_path_factory):
         write_folder(root / f"{shape}-{stored}", SHAPES[shape], stored)
     runs = [(*case, 2) for case in CASES] + [(*CASES[1], 1)]
     loads = json.dumps([[str(root / f"{shape}-{stored}"), wanted, phase] for shape, stored, wanted, phase in runs])
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, loads], capture_output=True, text=True, timeout=200, check=False
-    )
+    lines = measured.lines(PROBE, loads)
     shutil.rmtree(root)
-    lines = done.stdout.splitlines()
-    assert len(lines) == len(runs), done.stderr
     return dict(zip(runs, map(json.loads, lines), strict=True))
 
 

@@ -34,6 +34,7 @@ class Trace:
     @classmethod
     def of(cls, run: Callable[[], object], device: str = "cpu", memory: bool = False) -> "Trace":
         """Run `run` under the profiler; on "cuda" the card's kernels are recorded too, with `memory` allocations."""
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the profiler writes to the terminal when it begins and ends
         activities = [ProfilerActivity.CPU]
         if device == "cuda":
             activities.append(ProfilerActivity.CUDA)
