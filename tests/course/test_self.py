@@ -71,7 +71,7 @@ def test_a_reference_scores_all():
     assert (report.score, report.maximum) == (100, 100)
 
 
-@pytest.mark.parametrize("phase", [3, 4])
+@pytest.mark.parametrize("phase", [2, 3, 4])
 def test_what_the_phase_before_answers_rightly_gives_no_points(phase, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(

@@ -1,12 +1,14 @@
 """Mistakes of phase 2: tensors that are missed, copied, misplaced or in the wrong dtype."""
 
 import dataclasses
+from contextlib import suppress
 
 import torch
 from safetensors import safe_open
 from torch import nn
 
 from minfer.core.device import Device
+from minfer.core.errors import CheckpointError
 from minfer.core.models import model_class
 from minfer.phase2 import Engine
 from minfer.phase2.engine import place
@@ -227,3 +229,23 @@ class TablesLeftOnMeta(Rebuilt):
     def change(model):
         if hasattr(model, "rotary"):
             model.rotary = model.rotary.to("meta")
+
+
+def peak_of_a_refusal(engine_cls, lab):
+    folder = lab.model().save(lab.new_folder(), change={Q_PROJ: None})
+    with lab.live_bytes() as memory, suppress(CheckpointError):
+        lab.load(engine_cls, folder, dtype="float64")
+    return memory.peak
+
+
+@plant("P2-12", peak_of_a_refusal)
+class MadeBeforeItIsCompared(Engine):
+    """As the phase before does."""
+
+    @classmethod
+    def build_model(cls, checkpoint, options):
+        model = model_class(checkpoint.config)(checkpoint.config).to(wanted(checkpoint, options))
+        parameters = dict(model.named_parameters())
+        for name, stored in checkpoint.plan(model).items():
+            stored.read_into(parameters[name].data)
+        return model

@@ -3,14 +3,18 @@
 import json
 
 import numpy as np
+import pytest
 import torch
 
 from minfer.core.errors import CheckpointError
 from minfer.core.options import make_options
 
 HEAD = "model.layers.1.self_attn.q_proj.weight"
+SHAPES_FIRST = pytest.mark.points(needs="P2-10/P2-12")
+"""Else it loads as the phase before does, which answers rightly: that is worth nothing here."""
 
 
+@SHAPES_FIRST
 def test_P2_01_a_missing_or_renamed_tensor_is_named(engine_cls, lab):
     code, hint = "P2-01", "no strict=False: what is missing would stay random, and the text be fluent nonsense"
     model = lab.model()
@@ -29,6 +33,7 @@ def test_P2_01_a_missing_or_renamed_tensor_is_named(engine_cls, lab):
         lab.check(short in message, code, did, f"an error that names {short}", message[:200], hint)
 
 
+@SHAPES_FIRST
 def test_P2_02_a_tied_head_is_the_embedding(engine_cls, lab):
     code, hint = "P2-02", "tie_word_embeddings: one parameter under two names; tie it again after it was replaced"
     for family, embedding in (("tied", "embed_tokens"), ("gpt2", "wte")):
@@ -42,6 +47,7 @@ def test_P2_02_a_tied_head_is_the_embedding(engine_cls, lab):
         lab.follows(run, model, code, did, hint)
 
 
+@SHAPES_FIRST
 def test_P2_05_the_index_says_which_shards_count(engine_cls, lab):
     code, hint = "P2-05", "weight_map in model.safetensors.index.json: tensor -> file; other files do not count"
     model = lab.model("qwen3")
@@ -75,6 +81,7 @@ def test_P2_07_one_read_of_the_device_per_step(engine_cls, lab):
         lab.check(1 <= reads.total <= steps, code, did, "1 per step", calls, hint)
 
 
+@SHAPES_FIRST
 def test_P2_08_every_family_from_its_files(engine_cls, lab):
     def check(family):
         model = lab.model(family)
@@ -86,6 +93,7 @@ def test_P2_08_every_family_from_its_files(engine_cls, lab):
     lab.each(lab.families, check)
 
 
+@SHAPES_FIRST
 def test_P2_09_weights_in_the_dtype_that_was_asked_for(engine_cls, lab):
     code, hint = "P2-09", "convert each tensor as it is placed; the rotary table stays float32 at least"
     model = lab.model("llama3")
@@ -120,6 +128,7 @@ def test_P2_10_never_two_copies_of_the_weights(engine_cls, lab):
             lab.check(memory.peak <= limit, code, did, f"at most {limit:,.0f} bytes at once", f"{memory.peak:,}", hint)
 
 
+@SHAPES_FIRST
 def test_P2_11_nothing_is_left_on_meta(engine_cls, lab):
     from minfer.core.checkpoint import Checkpoint
 
@@ -133,3 +142,20 @@ def test_P2_11_nothing_is_left_on_meta(engine_cls, lab):
     engine = lab.engine(engine_cls, built)
     (run,) = lab.run(engine, lab.prompt(model, 5), lab.params(3))
     lab.follows(run, model, code, "generated with what build_model gave", hint)
+
+
+def test_P2_12_what_does_not_fit_is_refused_before_it_takes_memory(engine_cls, lab):
+    code, hint = (
+        "P2-12",
+        "on torch.device('meta') a model is its shapes alone: compare these before a weight has memory",
+    )
+    model = lab.model()
+    folder, weights = (
+        model.save(lab.new_folder(), change={HEAD: None}),
+        sum(one.nbytes for one in model.weights.values()),
+    )
+    did = f"loaded a checkpoint of {weights:,} bytes in which {HEAD} is left out"
+    with lab.live_bytes() as memory:
+        lab.raises(CheckpointError, lambda: lab.load(engine_cls, folder, dtype="float64"), code, did, hint)
+    limit = weights // 10
+    lab.check(memory.peak <= limit, code, did, f"at most {limit:,} bytes at once", f"{memory.peak:,}", hint)
