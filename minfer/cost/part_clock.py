@@ -76,7 +76,7 @@ class PartClock:
                 self.time(part, "forward", "layers")
 
     def time_others(self) -> None:
-        """Layers, or what runs in their place once they are fused; embeddings, and the last norm. A head has no others."""
+        """Layers, or what runs in their place once they are fused; embeddings, and the last norm."""
         model = self.engine.model
         fused = isinstance(model, FusedModel)
         if fused:
