@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from minfer.bench.contestants import EngineContestant
+from minfer.bench.linear_layers import LINEAR, called_layers
 from minfer.bench.operators import Operators
 from minfer.bench.sample import Sample
 from minfer.bench.shares import FORWARD
@@ -26,7 +27,6 @@ from minfer.core.batch import ForwardBatch
 from minfer.core.config import ModelConfig
 from minfer.core.models import model_class
 from minfer.cost.cost_model import Terms
-from minfer.cost.linear_layers import LINEAR, called_layers
 from minfer.phase6 import QuantizedLinear
 from minfer.phase7.product import PackedLinear
 

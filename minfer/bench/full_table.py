@@ -16,7 +16,9 @@ from minfer.bench.contestants import Contestant, EngineContestant
 from minfer.bench.fast import Row
 from minfer.bench.figures import figures
 from minfer.bench.guard import Guard
+from minfer.bench.probes import reading
 from minfer.bench.runner import brief, interleave
+from minfer.bench.simulation import simulate
 from minfer.bench.variants import BLOCK, VARIANTS, Rows
 from minfer.bench.workloads import batch
 from minfer.core.checkpoint import Checkpoint
@@ -28,8 +30,6 @@ from minfer.core.measures.bandwidth import copy_bandwidth
 from minfer.core.measures.peak_memory import PeakMemory
 from minfer.cost.cost_model import CostModel
 from minfer.cost.hardware import calibrated
-from minfer.cost.probes import reading
-from minfer.cost.simulation import simulate
 from minfer.phase2 import Engine, EngineOptions
 
 KIND = "table"

@@ -18,15 +18,15 @@ from torch.profiler import record_function
 
 from minfer.bench.anatomy import layers_marked
 from minfer.bench.contestants import EngineContestant
+from minfer.bench.linear_layers import LINEAR
 from minfer.bench.operators import Operators
+from minfer.bench.probes import multiplying, reading
 from minfer.bench.runner import brief
 from minfer.bench.sample import Sample
 from minfer.bench.shares import FORWARD
 from minfer.bench.workloads import Workload
 from minfer.core.batch import ForwardBatch
 from minfer.core.device import Device
-from minfer.cost.linear_layers import LINEAR
-from minfer.cost.probes import multiplying, reading
 from minfer.phase6 import QuantizedLinear
 from minfer.phase7.product import PackedLinear
 

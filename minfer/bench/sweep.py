@@ -9,12 +9,12 @@ from minfer.bench.contestants import EngineContestant
 from minfer.bench.figures import figures
 from minfer.bench.runner import interleave
 from minfer.bench.sample import Sample, Spread
+from minfer.bench.simulation import simulate
 from minfer.core.checkpoint import Checkpoint
 from minfer.core.device import Device
 from minfer.core.hub import resolve
 from minfer.cost.cost_model import CostModel, Setup
 from minfer.cost.hardware import calibrated
-from minfer.cost.simulation import simulate
 from minfer.phase2 import Engine, EngineOptions
 from minfer.plots.recording import Recording
 

@@ -13,12 +13,12 @@ from torch import nn
 
 from minfer.bench.contestants import Contestant, EngineContestant, engine_class, watched
 from minfer.bench.fast import Row, llama_cpp_row
+from minfer.bench.part_clock import PartClock
 from minfer.bench.transformers_peer import TransformersContestant
 from minfer.core.config import ModelConfig
 from minfer.core.device import Device
 from minfer.core.errors import DeviceError
 from minfer.cost.cost_model import Setup
-from minfer.cost.part_clock import PartClock
 from minfer.phase10.cores import OwnShare
 
 BLOCK = 16

@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 
 from minfer.bench.ledger import environment
+from minfer.calibration.calibrate import calibrate as measure
+from minfer.calibration.check import Cell, Check
 from minfer.core.checkpoint import Checkpoint
 from minfer.core.checkpoint.shapes import RandomCheckpoint, is_random
 from minfer.core.device import Device
 from minfer.core.errors import OptionsError
 from minfer.core.hub import resolve
-from minfer.cost.calibration import calibrate as measure
-from minfer.cost.check import Cell, Check
 from minfer.cost.hardware import Hardware, calibrated_path, write
 from minfer.phase2 import Engine, EngineOptions
 

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from minfer.bench.simulation import simulate
 from minfer.bench.workloads import decode
 from minfer.core.checkpoint.shapes import is_random, random_config
 from minfer.core.config import ModelConfig
@@ -16,7 +17,6 @@ from minfer.cost.cost_model import CostModel, Setup, Terms
 from minfer.cost.formulas import Step
 from minfer.cost.hardware import Hardware, find_hardware
 from minfer.cost.published import Published, published
-from minfer.cost.simulation import simulate
 from minfer.cost.waterfall import NAMES
 from minfer.phase2.weight_formats import FORMATS, find_format
 

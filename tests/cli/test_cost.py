@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from minfer.bench import anatomy, ledger
+from minfer.bench import anatomy, ledger, probes
+from minfer.calibration import calibrate, real_steps
 from minfer.core.measures import bandwidth
-from minfer.cost import calibration, probes, real_steps
 from minfer.cost.hardware import calibrated_path, find_hardware
 from tests.cost.test_why import FIRST, SECOND, table
 
@@ -19,7 +19,7 @@ def brief(monkeypatch):
     small = {"BATCH": 2, "EACH": 2, "PROMPTS": (20,), "WIDE": (2, 40), "MANY": (3, 4), "LAST": 1}
     for name, value in small.items():
         monkeypatch.setattr(real_steps, name, value)
-    monkeypatch.setattr(calibration, "PASSES", 1)
+    monkeypatch.setattr(calibrate, "PASSES", 1)
     monkeypatch.setattr(probes, "LEAST", 1e-6)
     monkeypatch.setattr(probes, "READING", 2**12)
     monkeypatch.setattr(bandwidth, "NBYTES", 2**12)

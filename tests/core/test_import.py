@@ -1,11 +1,19 @@
-"""`import minfer` is light: no torch, no CUDA, no network, no optional package, and text all the same."""
+"""`import minfer` is light: no torch, no CUDA, no network, no optional package, and text all the same.
+
+Among minfer's own packages imports go one way.
+"""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import minfer
+
+PACKAGES = Path(minfer.__file__).parent
 OPTIONAL = ("tokenizers", "jinja2", "matplotlib", "triton", "transformers", "flash_attn", "huggingface_hub", "gguf")
 OPTIONAL += ("fastapi", "uvicorn", "starlette", "prometheus_client")
 
@@ -66,9 +74,17 @@ except MissingExtra as error:
     assert run(code) == "gguf is needed for converting, but is not installed: pip install 'minfer[gguf]'\n"
 
 
-def test_what_is_offered_is_there():
-    import minfer
+@pytest.mark.parametrize(
+    ("package", "barred"), [("core", "cost|bench"), ("cost", "bench|calibration"), ("bench", "calibration")]
+)
+def test_what_measures_builds_on_what_predicts_and_never_the_other_way(package, barred):
+    lines = [line for path in (PACKAGES / package).rglob("*.py") for line in path.read_text("utf-8").splitlines()]
+    imports = [line.strip() for line in lines if re.match(r"\s*(from|import) ", line)]
+    assert any("minfer" in line for line in imports)
+    assert not [line for line in imports if re.search(rf"minfer(\.| import )({barred})\b", line)]
 
+
+def test_what_is_offered_is_there():
     for name in minfer.__all__:
         assert getattr(minfer, name)
         assert name in dir(minfer)

@@ -4,16 +4,16 @@ import json
 
 import pytest
 
+from minfer.bench.simulation import simulate
 from minfer.bench.workloads import batch, decode
+from minfer.calibration.fitting import fitted
 from minfer.core.checkpoint.shapes import random_config
 from minfer.core.errors import MinferError
 from minfer.cost import hardware
 from minfer.cost.cost_model import CostModel, Setup, Terms
-from minfer.cost.fitting import fitted
 from minfer.cost.formulas import Step
 from minfer.cost.hardware import Curve, EngineRates, Hardware, Line, calibrated, find_hardware, known
 from minfer.cost.published import published
-from minfer.cost.simulation import simulate
 from minfer.cost.waterfall import NAMES, Waterfall
 from minfer.course.lab.tiny import tiny_model
 

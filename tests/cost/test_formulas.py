@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from minfer.bench.simulation import step_of
 from minfer.core.batch import ForwardBatch
 from minfer.core.model import Transformer
 from minfer.core.params import SamplingParams
 from minfer.cost import operations
 from minfer.cost.counting import Traffic, counted_flops
 from minfer.cost.formulas import Formulas, Step
-from minfer.cost.simulation import step_of
 from minfer.course.lab.tiny import tiny_model
 from minfer.phase1 import Engine as Phase1
 from minfer.phase3 import Engine as Phase3

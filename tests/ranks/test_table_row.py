@@ -4,10 +4,10 @@ import os
 
 import torch
 
+from minfer.bench.part_clock import PARTS
 from minfer.bench.variants import VARIANTS, RanksContestant
 from minfer.bench.workloads import batch
 from minfer.core.device import Device
-from minfer.cost.part_clock import PARTS
 
 
 def share_now():

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from minfer.calibration.real_steps import RealStep
 from minfer.cost.cost_model import CostModel, Setup, decode_bytes, only_decodes, prompt_flops
 from minfer.cost.hardware import Curve, EngineRates, Hardware, Line
-from minfer.cost.real_steps import RealStep
 
 Measure = Callable[[RealStep], Any]  # a size of a step, several sizes, or seconds
 Choice = Callable[[RealStep], bool]

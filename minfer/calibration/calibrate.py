@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from minfer.bench import probes
 from minfer.bench.contestants import EngineContestant
 from minfer.bench.variants import BLOCK, VARIANTS, RanksContestant, Variant
+from minfer.calibration import real_steps
+from minfer.calibration.fitting import Fit, fitted
+from minfer.calibration.real_steps import RealStep, RealSteps
 from minfer.core.device import Device
 from minfer.core.measures.bandwidth import copy_bandwidth
-from minfer.cost import probes, real_steps
-from minfer.cost.fitting import Fit, fitted
 from minfer.cost.hardware import THIS_MACHINE, Hardware, Line
-from minfer.cost.real_steps import RealStep, RealSteps
 
 FULL, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
 DTYPES = (FULL, HALF, BRAIN)

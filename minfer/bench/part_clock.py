@@ -18,8 +18,8 @@ from typing import Any
 
 from torch import nn
 
+from minfer.bench.linear_layers import called_layers
 from minfer.core.attention import CausalAttention
-from minfer.cost.linear_layers import called_layers
 from minfer.phase7.fused_model import FusedModel
 from minfer.phase7.product import PRODUCTS, Product
 

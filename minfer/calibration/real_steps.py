@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from minfer.bench.contestants import EngineContestant
+from minfer.bench.part_clock import PartClock
+from minfer.bench.simulation import step_of
 from minfer.core.batch import ForwardBatch
 from minfer.core.params import SamplingParams
 from minfer.core.sequence import Sequence
 from minfer.cost.formulas import Step
-from minfer.cost.part_clock import PartClock
-from minfer.cost.simulation import step_of
 
 BATCH, EACH, SHORT = 16, 3, 24  # requests that dwindle; steps until the next one leaves; tokens of their prompts
 PROMPTS = (20, 32, 48, 96, 192, 384)
