@@ -170,7 +170,7 @@ def test_a_peak_is_seen_though_it_is_over_at_the_end():
         for used in (700, 400):
             device.used = used
             device.read.clear()
-            assert device.read.wait(timeout=10)
+            assert device.read.wait(timeout=100)
     assert (peak.before, peak.bytes) == (100, 600)
 
 
@@ -180,7 +180,8 @@ def test_memory_that_was_freed_before_does_not_hide_a_peak():
 
     fill()
     with PeakMemory(Device.get("cpu")) as peak:
-        fill()
+        held = fill()  # to the end, where it is read once more: a thread that only seldom runs may miss a moment
+    assert len(held) == 64
     assert 60e6 < peak.bytes < 90e6
 
 
