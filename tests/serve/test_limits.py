@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 
 import pytest
 from openai import AuthenticationError, OpenAI, RateLimitError
@@ -94,10 +93,8 @@ def test_a_body_that_does_not_come_is_not_waited_for_for_ever(engine):
 def test_a_request_has_its_time(engine, stream):
     with serving(engine, request_seconds=1.0) as own:
         engine.hold()
-        before = time.monotonic()
-        status, _, body = own.post(COMPLETIONS, prompt="a", stream=stream)
+        status, _, body = own.post(COMPLETIONS, prompt="a", stream=stream)  # which has a patience of its own
         assert (status, body["error"]["code"]) == (504, "timeout")
-        assert time.monotonic() - before < 10
         engine.free()
         own.all_free()
 
