@@ -102,9 +102,11 @@ class Process:
         return f"{self.name} {how}{self.last_words()}"
 
     def last_words(self) -> str:
-        """The end of what it printed."""
-        self.printed.seek(0)
-        text = self.printed.read().decode(errors="replace").strip()
+        """The end of what it printed, until it is buried."""
+        text = ""
+        with suppress(ValueError):  # the file is closed
+            self.printed.seek(0)
+            text = self.printed.read().decode(errors="replace").strip()
         return f"; it printed:\n{text[-LAST_WORDS:]}" if text else ""
 
     def let_go(self) -> None:

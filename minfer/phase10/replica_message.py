@@ -82,11 +82,11 @@ class Advance(NamedTuple):
             portable(sequence.error),
         )
 
-    def apply(self, sequence: Sequence, handed: float, now: float) -> None:
-        """Let the request that was handed over at `handed` know of it at `now`: each token by the same stop rules."""
+    def apply(self, sequence: Sequence, given: float, now: float) -> None:
+        """Let the request that was given at `given` know of it at `now`: each token by the same stop rules."""
         stamps = sequence.timestamps
         if stamps.scheduled is None:
-            stamps.scheduled = min(now, handed + self.waited)
+            stamps.scheduled = min(now, given + self.waited)
             stamps.drawing = self.drawing or 0.0
             sequence.prompt_logprobs, sequence.num_shared = self.prompt_logprobs, self.shared
         sequence.logprobs += self.logprobs

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -32,6 +32,14 @@ LOAD_SECONDS = 600.0
 """Within which a replica must have loaded, and compiled and recorded whatever it does."""
 
 
+@dataclass(frozen=True)
+class Given:
+    """A request that a replica has, and when it was given, by the engine's clock."""
+
+    sequence: Sequence
+    at: float
+
+
 class Replica:
     """One of the others, as this process sees it; `given` are the requests that it has and that are not finished.
 
@@ -43,8 +51,7 @@ class Replica:
         self.number, self.process, self.link = number, process, link
         self.questions, self.patience = questions, patience
         self.asking, self.asked = threading.Lock(), 0  # one thread at a time; questions so far
-        self.given: dict[int, Sequence] = {}
-        self.handed: dict[int, float] = {}  # when each of them was given, by the engine's clock
+        self.given: dict[int, Given] = {}  # by id
         self.heard = time.monotonic()  # when it last said something, or began to have something to do
         self.outbox: queue.Queue[Any] = queue.Queue()  # None: the end
         self.sender = threading.Thread(target=self._send_all, daemon=True, name=f"to replica {number}")
@@ -54,16 +61,16 @@ class Replica:
         """Hand a request over."""
         if not self.given:
             self.heard = time.monotonic()
-        self.given[sequence.id], self.handed[sequence.id] = sequence, now
+        self.given[sequence.id] = Given(sequence, now)
         self.send(Take.of(sequence, eos_token_ids))
 
     def take_back(self, request_id: int) -> Sequence | None:
         """A request that nobody waits for any longer; None if it has no such request."""
-        sequence = self.given.pop(request_id, None)
-        if sequence is not None:
-            del self.handed[request_id]
-            self.send(TakeBack(request_id))
-        return sequence
+        given = self.given.pop(request_id, None)
+        if given is None:
+            return None
+        self.send(TakeBack(request_id))
+        return given.sequence
 
     def ask(self, question: Callable[[ReplicaWorker], Any]) -> Any:
         """What `question` returns in the replica's process, between two steps: a function that pickle can name.
@@ -88,7 +95,7 @@ class Replica:
                 if number == self.asked:  # else it comes too late: whoever asked has given up
                     return answer
         except (EOFError, OSError) as error:
-            raise RankError(f"replica {self.number} cannot be reached: {error}") from error
+            raise self.lost(error) from error
         raise RankError(f"replica {self.number} gave no answer for {self.patience:g} s (rank_timeout)")
 
     def advance(self, now: float) -> list[Sequence]:
@@ -96,13 +103,13 @@ class Replica:
         advanced = []
         while self.link.poll(0):
             for new in self.receive():
-                sequence = self.given.get(new.id)
-                if sequence is None:  # taken back meanwhile
+                given = self.given.get(new.id)
+                if given is None:  # taken back meanwhile
                     continue
-                new.apply(sequence, self.handed[new.id], now)
-                advanced.append(sequence)
-                if sequence.finished:
-                    del self.given[new.id], self.handed[new.id]
+                new.apply(given.sequence, given.at, now)
+                advanced.append(given.sequence)
+                if given.sequence.finished:
+                    del self.given[new.id]
         return list(dict.fromkeys(advanced))  # each once: there may be news of several steps
 
     def send(self, message: Any) -> None:
@@ -115,6 +122,7 @@ class Replica:
                 self.link.send(message)
             self.outbox.task_done()
         self.link.close()
+        self.outbox.task_done()  # of the end: whoever asks hears it at once
 
     def receive(self) -> Any:
         """Raises `RankError` if it is gone."""

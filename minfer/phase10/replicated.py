@@ -55,7 +55,7 @@ class ReplicatedEngine(PreviousEngine):
     def _fail_all(self, error: RankError) -> list[Sequence]:
         """Nobody answers any more: end every request that is not finished."""
         assert self.replicas is not None
-        elsewhere = [sequence for replica in self.replicas.all for sequence in replica.given.values()]
+        elsewhere = [given.sequence for replica in self.replicas.all for given in replica.given.values()]
         failed = [*self.inbox, *self.scheduler.running, *self.scheduler.waiting, *elsewhere]
         self.inbox.clear()
         for replica in self.replicas.all:

@@ -13,7 +13,7 @@ from minfer.serve.policy import Policy, in_hand
 CELLS = 4096
 """Most cells of a block map; in a larger pool a cell stands for several blocks."""
 FREE, CACHED = -1, -2
-"""In a block map, beside the ids of requests."""
+"""In a block map, beside the ids of requests; whoever draws one is told them with it."""
 
 
 class Attendant:
@@ -125,5 +125,6 @@ def _blocks(state: dict[str, Any]) -> dict[str, Any]:
         "shared": sum(count > 1 for count in state["references"]),
         "per_cell": each,
         "map": cells,
+        "marks": {"free": FREE, "cached": CACHED},
         "held_tokens": state["kv"]["held"],
     }

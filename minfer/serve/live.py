@@ -93,9 +93,9 @@ class ReplicaEngine:
         seen = await asyncio.to_thread(self.replica.ask, snapshot_of)
         now = self.thread.engine.device.clock()
         for one in (*seen["slots"], *seen["waiting"]):
-            sequence = self.replica.given.get(one["id"])
-            if sequence is not None:
-                one["age_s"] = now - sequence.timestamps.arrived
+            given = self.replica.given.get(one["id"])
+            if given is not None:
+                one["age_s"] = now - given.sequence.timestamps.arrived
         return seen
 
 

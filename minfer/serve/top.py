@@ -74,7 +74,7 @@ def _engine(engine: dict[str, Any], count: int) -> list[RenderableType]:
     name = f"replica {engine['replica']}: " if count > 1 else ""
     if engine["blocks"] is None:
         return [Panel(f"{name}the engine is {engine['state']}"), Text(), Text()]
-    rows, cells = BatchRows(engine["steps"], ROWS // count), BlockMap(engine["blocks"]["map"], MAP_LINES // count or 1)
+    rows, cells = BatchRows(engine["steps"], ROWS // count), BlockMap(engine["blocks"], MAP_LINES // count or 1)
     return [
         Panel(rows, title=f"{name}batch rows over the last steps (▄: prompt)"),
         Panel(cells, title=name + _block_title(engine["blocks"])),
@@ -138,8 +138,9 @@ class BatchRows:
 class BlockMap:
     """The pool in a few lines, however wide the terminal: in a large one a cell stands for several blocks."""
 
-    def __init__(self, owners: list[int], lines: int) -> None:
-        self.owners, self.lines = owners, lines
+    def __init__(self, blocks: dict[str, Any], lines: int) -> None:
+        self.owners, self.lines = blocks["map"], lines
+        self.cached = blocks["marks"]["cached"]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """A mark for each cell, in the colour of a request that holds it."""
@@ -147,7 +148,10 @@ class BlockMap:
         text = Text(overflow="fold")
         for at in range(0, len(self.owners), each):
             owner = max(self.owners[at : at + each])
-            text.append("■" if owner >= 0 else "▫" if owner == -2 else "·", color_of(owner) if owner >= 0 else "dim")
+            if owner >= 0:
+                text.append("■", color_of(owner))
+            else:
+                text.append("▫" if owner == self.cached else "·", "dim")
         if each > 1:
             text.append(f"\na mark stands for {each} blocks", "dim")
         yield text

@@ -42,6 +42,7 @@ from phase10_given import (
     LOCAL,
     START_SECONDS,
     Communication,
+    Given,
     GlooGroup,
     Home,
     Job,
@@ -747,8 +748,7 @@ class Replica:
         self.number, self.process, self.link = number, process, link
         self.questions, self.patience = questions, patience
         self.asking, self.asked = threading.Lock(), 0  # one thread at a time; questions so far
-        self.given: dict[int, Sequence] = {}
-        self.handed: dict[int, float] = {}  # when each of them was given, by the engine's clock
+        self.given: dict[int, Given] = {}  # by id
         self.heard = time.monotonic()  # when it last said something, or began to have something to do
         self.outbox: queue.Queue[Any] = queue.Queue()  # None: the end
         self.sender = threading.Thread(target=self._send_all, daemon=True, name=f"to replica {number}")
@@ -758,7 +758,7 @@ class Replica:
         """Hand a request over."""
         if not self.given:
             self.heard = time.monotonic()
-        self.given[sequence.id], self.handed[sequence.id] = sequence, now
+        self.given[sequence.id] = Given(sequence, now)
         self.send(Take.of(sequence, eos_token_ids))
 
     def take_back(self, request_id: int) -> Sequence | None:
@@ -788,7 +788,7 @@ class Replica:
                 if number == self.asked:  # else it comes too late: whoever asked has given up
                     return answer
         except (EOFError, OSError) as error:
-            raise RankError(f"replica {self.number} cannot be reached: {error}") from error
+            raise self.lost(error) from error
         raise RankError(f"replica {self.number} gave no answer for {self.patience:g} s (rank_timeout)")
 
     def advance(self, now: float) -> list[Sequence]:
@@ -796,13 +796,13 @@ class Replica:
         advanced = []
         while self.link.poll(0):
             for new in self.receive():
-                sequence = self.given.get(new.id)
-                if sequence is None:  # taken back meanwhile
+                given = self.given.get(new.id)
+                if given is None:  # taken back meanwhile
                     continue
-                new.apply(sequence, self.handed[new.id], now)
-                advanced.append(sequence)
-                if sequence.finished:
-                    del self.given[new.id], self.handed[new.id]
+                new.apply(given.sequence, given.at, now)
+                advanced.append(given.sequence)
+                if given.sequence.finished:
+                    del self.given[new.id]
         return list(dict.fromkeys(advanced))  # each once: there may be news of several steps
 
     def send(self, message: Any) -> None:
@@ -815,6 +815,7 @@ class Replica:
                 self.link.send(message)
             self.outbox.task_done()
         self.link.close()
+        self.outbox.task_done()  # of the end: whoever asks hears it at once
 
     def receive(self) -> Any:
         """Raises `RankError` if it is gone."""
@@ -968,7 +969,7 @@ class ReplicatedEngine(PreviousEngine):
     def _fail_all(self, error: RankError) -> list[Sequence]:
         """Nobody answers any more: end every request that is not finished."""
         assert self.replicas is not None
-        elsewhere = [sequence for replica in self.replicas.all for sequence in replica.given.values()]
+        elsewhere = [given.sequence for replica in self.replicas.all for given in replica.given.values()]
         failed = [*self.inbox, *self.scheduler.running, *self.scheduler.waiting, *elsewhere]
         self.inbox.clear()
         for replica in self.replicas.all:

@@ -598,9 +598,11 @@ class Process:
         return f"{self.name} {how}{self.last_words()}"
 
     def last_words(self) -> str:
-        """The end of what it printed."""
-        self.printed.seek(0)
-        text = self.printed.read().decode(errors="replace").strip()
+        """The end of what it printed, until it is buried."""
+        text = ""
+        with suppress(ValueError):  # the file is closed
+            self.printed.seek(0)
+            text = self.printed.read().decode(errors="replace").strip()
         return f"; it printed:\n{text[-LAST_WORDS:]}" if text else ""
 
     def let_go(self) -> None:
@@ -848,11 +850,11 @@ class Advance(NamedTuple):
             portable(sequence.error),
         )
 
-    def apply(self, sequence: Sequence, handed: float, now: float) -> None:
-        """Let the request that was handed over at `handed` know of it at `now`: each token by the same stop rules."""
+    def apply(self, sequence: Sequence, given: float, now: float) -> None:
+        """Let the request that was given at `given` know of it at `now`: each token by the same stop rules."""
         stamps = sequence.timestamps
         if stamps.scheduled is None:
-            stamps.scheduled = min(now, handed + self.waited)
+            stamps.scheduled = min(now, given + self.waited)
             stamps.drawing = self.drawing or 0.0
             sequence.prompt_logprobs, sequence.num_shared = self.prompt_logprobs, self.shared
         sequence.logprobs += self.logprobs
@@ -977,6 +979,14 @@ def run_replica() -> None:
 
 LOAD_SECONDS = 600.0
 """Within which a replica must have loaded, and compiled and recorded whatever it does."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A request that a replica has, and when it was given, by the engine's clock."""
+
+    sequence: Sequence
+    at: float
 
 
 # ==== phase10/shard.py ==============================================================================================

@@ -214,6 +214,19 @@ def test_a_replica_that_died_while_there_was_nothing_to_do_is_found_when_it_is_d
     assert not new_children()
 
 
+def test_who_asks_a_replica_that_died_hears_at_once_what_it_died_of(lab, new_children):
+    engine = Engine.load(str(lab.model("tied").save(lab.new_folder())), **FEW)
+    (replica,) = engine.replicas.all
+    (pid,) = new_children()
+    os.kill(pid, signal.SIGKILL)
+    for _ in range(2):  # while it is not buried, and then
+        started = time.monotonic()
+        with pytest.raises(RankError, match=r"^replica 1 was killed by SIGKILL$"):
+            replica.ask(usage_of)
+        assert time.monotonic() - started < replica.patience / 2
+        engine.close()
+
+
 def test_what_cannot_be_is_refused_before_anything_is_started(lab, monkeypatch, new_children):
     folder = str(lab.model("llama").save(lab.new_folder()))
     with pytest.raises(OptionsError, match="replicas = 0"):

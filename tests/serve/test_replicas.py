@@ -173,7 +173,7 @@ def test_ages_are_since_the_client_came(pair):
     with loaded(pair, 2) as two:
         until(lambda: rows(two.slots()) == [1, 1])
         (given,) = two.replica.given.values()
-        given.timestamps.arrived -= 1000
+        given.sequence.timestamps.arrived -= 1000
         until(lambda: two.slots()[1]["slots"][0]["age_s"] > 1000)
 
 

@@ -107,6 +107,8 @@ def test_slots_show_what_runs_and_waits_and_which_blocks_it_holds(module, tokeni
         assert len(slot["blocks"]) >= math.ceil(slot["cached_tokens"] / 4)
     assert blocks["used"] + blocks["free"] == 600
     assert sum(owner >= 0 for owner in blocks["map"]) == blocks["used"]
+    assert blocks["map"].count(blocks["marks"]["cached"]) == blocks["cached"]
+    assert blocks["map"].count(blocks["marks"]["free"]) == blocks["free"] - blocks["cached"]
 
 
 @pytest.mark.usefixtures("patient")
@@ -189,7 +191,14 @@ def test_top_fits_a_terminal_however_much_runs():
         "max_batch": 32,
         "slots": slots,
         "waiting": [{"age_s": 2.5}] * 40,
-        "blocks": {"map": [*range(32), *[-2] * 64, *[-1] * 4000], "used": 32, "total": 4096, "shared": 0, "cached": 64},
+        "blocks": {
+            "map": [*range(32), *[-8] * 64, *[-9] * 4000],
+            "marks": {"free": -9, "cached": -8},
+            "used": 32,
+            "total": 4096,
+            "shared": 0,
+            "cached": 64,
+        },
         "memory": {"weights": 10**9, "kv": 10**9, "buffers": 10**6, "runtime": 10**8},
         "steps": [[n, 0.1, 0.05, 32, 40, [[row, row, "d"] for row in range(32)]] for n in range(100)],
     }
@@ -206,6 +215,7 @@ def test_top_fits_a_terminal_however_much_runs():
         text = printed(live, width)
         for said in ("and 16 more rows", "32 of 32 rows, 40 waiting", "a mark stands for", "memory", "32 of 4096 used"):
             assert said in text
+        assert "▫" in text.replace("(▫)", "")
         live["engines"] = [{**engine, "replica": number} for number in range(2)]
         text = printed(live, width)
         for said in ("and 24 more rows", "32 of 32 rows, 40 waiting", "replica 1: blocks: 32 of 4096 used"):
