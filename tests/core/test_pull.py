@@ -368,7 +368,8 @@ class TestPullByPip:
     def test_control_c_while_pip_runs_ends_pip(self, cache, fake_wheel, monkeypatch):
         started = []
         popen = subprocess.Popen
-        monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
+        long = [sys.executable, "-c", "import time; time.sleep(1000)"]  # pip could be done before it is looked at
+        monkeypatch.setattr(subprocess, "Popen", lambda asked, **k: started.append(popen(long, **k)) or started[-1])
         monkeypatch.setattr(time, "sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
             pull("fake", progress=quiet())

@@ -138,7 +138,9 @@ def test_limits_that_are_none_are_refused(given):
 def test_nothing_is_logged_of_what_was_said(engine, caplog):
     with serving(engine) as own, caplog.at_level("INFO", "minfer.access"):
         own.post(COMPLETIONS, prompt="secretprompt", max_tokens=3, ignore_eos=True, user="secretuser")
+        until(lambda: caplog.records)  # it is logged when it has been answered: before the next is, so
         own.post("/v1/chat/completions", messages=[{"role": "user", "content": "secretprompt"}], temperature=-1)
+        until(lambda: len(caplog.records) >= 2)
         own.ask("GET", "/v1/models?secretprompt")
         until(lambda: len(caplog.records) >= 3)
     lines = [json.loads(record.message) for record in caplog.records if record.name == "minfer.access"]
