@@ -42,7 +42,7 @@ def calibrate(
     errors = Console(stderr=True)
     with errors.status("") as status:
         title = f"{where['cpu']}, {where['threads']} threads, torch {where['torch']}, in the shapes of {model}"
-        checked = Check(module, place) if check else None
+        checked = Check(module) if check else None
         after = None if checked is None else checked.run
         made = measure(module, model, place, title, ranks, lambda what: status.update(f"measuring {what}"), after)
     path = out or calibrated_path()

@@ -7,7 +7,7 @@ from minfer.bench.contestants import EngineContestant
 from minfer.bench.simulation import Nothing
 from minfer.bench.variants import BLOCK
 from minfer.calibration import real_steps
-from minfer.calibration.check import DECODES, PREFILLS, decoded
+from minfer.calibration.check import KINDS
 from minfer.calibration.real_steps import RealSteps
 from minfer.core.checkpoint.shapes import random_config
 from minfer.cost.formulas import Step
@@ -59,5 +59,4 @@ def test_none_of_the_steps_is_one_that_the_check_predicts():
     made = EngineContestant(5, nothing, **real_steps.OPTIONS, num_blocks=real_steps.blocks(BLOCK), block_size=BLOCK)
     met = {step.sizes for step in RealSteps(made, 17).all()}
     assert len(met) > 20
-    assert not met & {decoded(*cell) for cell in DECODES}
-    assert not met & {Step.prefill(tokens) for tokens in PREFILLS}
+    assert not met & {kind.sizes for kind in KINDS}
