@@ -181,6 +181,7 @@ def test_output_keeps_its_first_and_its_last_bytes():
 
 def test_a_journal_that_was_spoilt_is_read_as_far_as_it_is_whole(tmp_path):
     journal = Journal(tmp_path / "journal.jsonl", losses=9)
+    journal.new_child()
     journal.path.write_bytes(
         b'{"event": "start", "test": "a"}\nnonsense\n[1]\n{"event": "result", "entry": {"test": "x"}}\n{"ev'
     )
@@ -194,6 +195,7 @@ def test_a_journal_that_was_spoilt_is_read_as_far_as_it_is_whole(tmp_path):
 def planned(tmp_path, *needs, losses):
     """A journal of tests that need others; and a way to add to it."""
     journal = Journal(tmp_path / "journal.jsonl", losses)
+    journal.new_child()
     entries = [Entry(f"t{number}", 1, f"P1-{number}", f"test {number}", needs=one) for number, one in enumerate(needs)]
     plan = Report({"spec": "", "described": "", "sha": ""}, 17, {}, entries).as_dict()
 
