@@ -14,15 +14,13 @@ from minfer.core.sequence import FinishReason
 from minfer.serve.attendant import Attendant, attended
 from minfer.serve.call import Call, Delta, Seen
 from minfer.serve.errors import ApiError, unavailable
+from minfer.serve.mail import Mail
 from minfer.serve.policy import Policy
 
 log = logging.getLogger("minfer.serve")
 
 FAILURES = 3
 """Steps that raise one after another before the engine counts as dead."""
-
-LONGEST_PAUSE = 0.02
-"""Seconds that a step at most waits until the tokens of the one before are written, where both need the same cores."""
 
 
 class State(str, Enum):
@@ -54,8 +52,7 @@ class EngineThread:
         self.ready = threading.Event()  # set when loading has ended, well or badly
         self._load = load
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._written = threading.Event()  # set when the event loop has written what was handed to it last
-        self._written.set()
+        self._mail = Mail()
         self._lock = threading.Lock()  # between `submit` and the engine's end
         self._calls: set[Call] = set()  # that will still get deltas
         self.thread = threading.Thread(target=self._live, name="engine", daemon=True)
@@ -154,7 +151,7 @@ class EngineThread:
         lost = next((seen.sequence.error for seen in self.seen.values() if _is_loss(seen.sequence.error)), None)
         self._tell()
         if not self.engine.device.works_beside_host:  # the next step and the event loop would take each other's cores
-            self._written.wait(LONGEST_PAUSE)
+            self._mail.wait()
         if lost is not None:
             raise lost
 
@@ -180,20 +177,7 @@ class EngineThread:
             if seen.sequence.finished:
                 del self.seen[request_id]
         for loop, deltas in news.items():
-            self._deliver(loop, deltas)
-
-    def _deliver(self, loop: asyncio.AbstractEventLoop, deltas: list[tuple[Call, Delta]]) -> None:
-        self._written.clear()
-        try:
-            loop.call_soon_threadsafe(self._put, loop, deltas)
-        except RuntimeError:  # the loop is closed: nobody is left to tell
-            log.debug("%d deltas came after the event loop's end", len(deltas))
-            self._written.set()
-
-    def _put(self, loop: asyncio.AbstractEventLoop, deltas: list[tuple[Call, Delta]]) -> None:
-        for call, delta in deltas:
-            call.put(delta)
-        loop.call_soon(self._written.set)  # behind those whom the deltas have woken
+            self._mail.deliver(loop, deltas)
 
     def _submit(self, call: Call) -> None:
         if call not in self._calls:  # taken back already
@@ -223,7 +207,7 @@ class EngineThread:
     def _fail(self, reason: ApiError) -> None:
         """Tell every call in hand that it will not go on."""
         for seen in self.seen.values():
-            self._deliver(seen.call.loop, [(seen.call, seen.end(reason))])
+            self._mail.deliver(seen.call.loop, [(seen.call, seen.end(reason))])
         self.seen.clear()
 
     def _stop(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 from minfer.bench.load import Plan, Result, random_prompts, report, run
 from minfer.cli import main
 from minfer.phase11.limits import Limits
-from minfer.serve import engine_thread
+from minfer.serve import mail
 from tests.serve.serving import NAME, PATIENCE, engine_of, serving, until
 
 EXTRA = {"ignore_eos": True, "stream_options": {"include_usage": True}}
@@ -81,7 +81,7 @@ def test_on_a_cpu_a_step_waits_until_the_event_loop_has_written_but_not_for_long
         thread = own.service.engines[0]
         (seen,) = thread.seen.values()
         with monkeypatch.context() as patched:
-            patched.setattr(engine_thread, "LONGEST_PAUSE", PATIENCE)
+            patched.setattr(mail, "LONGEST_PAUSE", PATIENCE)
             busy = keep_busy(seen.call.loop)
             steps = thread.attendant.history.count
             time.sleep(0.2)  # the step in hand ends, and perhaps one whose tokens were written before

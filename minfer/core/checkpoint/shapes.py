@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from minfer.core.checkpoint.checkpoint import Checkpoint, LoadableModel, TensorSource
+from minfer.core.checkpoint.checkpoint import Checkpoint, LoadableModel
+from minfer.core.checkpoint.tensor_source import TensorSource
 from minfer.core.config import ModelConfig
 from minfer.core.device import DTYPES
 from minfer.core.errors import CheckpointError, did_you_mean
