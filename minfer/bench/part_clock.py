@@ -57,7 +57,7 @@ class PartClock:
         self.time(attention, "__call__", "attention")
         if hasattr(attention, "gather"):
             self.time(attention, "gather", "gather")
-        self.time_others(head)
+        self.time_others()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,7 +75,7 @@ class PartClock:
             if part not in within:
                 self.time(part, "forward", "layers")
 
-    def time_others(self, head: nn.Module | None) -> None:
+    def time_others(self) -> None:
         """Layers, or what runs in their place once they are fused; embeddings, and the last norm."""
         model = self.engine.model
         fused = isinstance(model, FusedModel)
@@ -84,8 +84,7 @@ class PartClock:
             self.time(model, "decode", "others")
         for part in model.children():
             if not isinstance(part, nn.ModuleList):
-                if part is not head:
-                    self.time(part, "forward", "others")
+                self.time(part, "forward", "others")
             elif not fused:
                 for layer in part:
                     self.time(layer, "forward", "others")

@@ -1,7 +1,11 @@
 """`minfer grade`: many submissions, each in processes of its own."""
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -17,9 +21,10 @@ from minfer.course.grader.child import Limits
 from minfer.course.grader.grader import Grader, Watcher
 from minfer.course.grader.submissions import Submission
 from minfer.course.lessons.files import course_root
-from minfer.course.marks.report import Report, Status
+from minfer.course.marks.report import Report, Status, printable
 
 DEFAULTS = Limits()
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 WIDTH = 140  # columns in a file or a pipe
 COLUMNS = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
@@ -54,10 +59,25 @@ def grade(
     display = Display(progress, console, f"phase {phase}", len(found))
     root, secret = course_root(), hidden and hidden.resolve()
     grader = Grader(root, phase, out.resolve(), grades.resolve(), seed, limits, secret, display)
-    with progress:
+    with progress, ended_like_ctrl_c():
         grader.run(found, jobs)
     console.print(_table(grader))
     console.print(f"{grades}; of each submission: {out}/NAME/minfer.json", markup=False)
+
+
+@contextmanager
+def ended_like_ctrl_c() -> Iterator[None]:
+    """What a job's scheduler, or a terminal that is closed, sends leaves no submission running and no folder either."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Display(Watcher):
@@ -101,4 +121,4 @@ def _why(report: Report) -> str:
     """What happened to the whole, what went wrong first, or what is to be done first."""
     wrong = [entry.in_brief for entry in report.wrong]
     todo = [entry.message for entry in report.entries if entry.status is Status.TODO]
-    return "\n".join(filter(None, [report.note, *(wrong or todo)[:1]]))
+    return printable("\n".join(filter(None, [report.note, *(wrong or todo)[:1]])))

@@ -42,8 +42,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path, monkeypatch):
-    """One thread, an empty model cache, and an empty current folder."""
+    """One thread, an empty model cache, an empty current folder, and a terminal that is not narrow."""
     monkeypatch.setenv("MINFER_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -58,7 +58,7 @@ def test_without_a_compiler_it_says_what_to_install_and_goes_on():
         pytest.warns(MinferWarning, match=r"not compiled.*install g\+\+") as said,
     ):
         engine, token_ids = answer("inductor")
-    assert len(said) == 1
+    assert [warning.category for warning in said].count(MinferWarning) == 1  # others are of what torch imports now
     assert token_ids == WANTED
     assert str(engine.compilation).startswith("not compiled: InvalidCxxCompiler")
 

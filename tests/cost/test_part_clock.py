@@ -16,6 +16,7 @@ from minfer.core.model import RMSNorm
 from minfer.course.lab.tiny import tiny_model
 from minfer.phase5 import paged_kv_cache
 from minfer.phase5.paged_kv_cache import PagedAttention
+from minfer.phase7.fused_model import FusedModel
 from minfer.phase7.product import PRODUCTS, PackedLinear, Product
 
 OPTIONS = {4: {"max_batch": 3}, 5: {"max_batch": 3, "num_blocks": 64}, 7: {"num_blocks": 64, "compiler": "none"}}
@@ -82,6 +83,14 @@ def test_products_that_are_neither_packed_nor_compiled_are_timed_too(device, mon
     made = contestant(7, device)
     run = made.run(batch(17, 1, 6, 2))
     assert run.facts["layers_s"] == PRODUCT * 4 * made.engine.config.num_layers * 2  # two steps
+
+
+def test_a_decode_step_that_is_one_loop_over_regions_is_timed_as_that(device, monkeypatch):
+    monkeypatch.setattr(FusedModel, "decode", lambda self: setattr(device, "now", device.now + NORM))
+    engine = contestant(7, device).engine
+    with PartClock(engine) as clock:
+        engine.model.decode()
+    assert clock.seconds == dict.fromkeys(PARTS, 0.0) | {"others": NORM}
 
 
 def test_what_a_part_waits_for_other_ranks_is_communication_and_nothing_else(device, monkeypatch):

@@ -25,7 +25,7 @@ REFERENCE = ANSWER.read_text()
 STARTER = (ROOT / "phases/phase1/exercise.py").read_text()
 ALL, TESTS = 19, 4  # points and tests of the stop rules
 PATIENCE = 10
-"""How many times as long as the reference's slowest test takes here a test may take: it could be endless."""
+"""How many times as long as the reference's slowest test takes here the one that is endless may take."""
 
 
 def after(hook, body, head=""):
@@ -122,7 +122,11 @@ def course(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def twice(course, handed_in, tmp_path_factory):
-    """Two gradings, of all and of a part, by name. What a test may take follows from what the reference takes here."""
+    """Two gradings, of all and of a part, by name.
+
+    What is endless is graded alone, with limits that follow from what the reference takes here; all others have those
+    of every grading, which they would need only on a machine that is a hundred times as slow.
+    """
 
     def graded(names, limits):
         out = tmp_path_factory.mktemp("out")
@@ -135,8 +139,9 @@ def twice(course, handed_in, tmp_path_factory):
     right = graded(["right"], Limits())
     report, row = right["right"]
     seconds = max(2.0, PATIENCE * max(entry.seconds for entry in report.entries))
-    limits = Limits(PATIENCE * (seconds + float(row["seconds"])), seconds, losses=1)
-    return {**right, **graded({*HANDED} - {"right"}, limits)}, graded(AGAIN, limits)
+    short = Limits(PATIENCE * (seconds + float(row["seconds"])), seconds, losses=1)
+    endless, limits = graded(["stubborn"], short), Limits(losses=1)
+    return {**right, **endless, **graded({*HANDED} - {"right", "stubborn"}, limits)}, graded(AGAIN, limits)
 
 
 @pytest.mark.parametrize("name", HANDED)

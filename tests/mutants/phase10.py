@@ -407,7 +407,7 @@ class FillsItselfFirst(Engine):
 def after_aborts(engine_cls, lab):
     """Who still computes when all requests were aborted."""
     with two(engine_cls, lab) as (_, engine):
-        requests = share_out(engine, lab, 60)
+        requests = share_out(engine, lab)
         return [engine.abort(one.id) for one in requests], running(engine)
 
 

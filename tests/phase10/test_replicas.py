@@ -7,16 +7,21 @@ What these tests ask, beside what `tests/phase5/serving.py` says:
     kv_usage()                     of all together
 """
 
+import json
 from contextlib import contextmanager
 
-FEW = {"replicas": 2, "max_batch": 4, "graph_batch": 0, "num_blocks": 40, "block_size": 4, "rank_timeout": 60.0}
+FEW = {"replicas": 2, "max_batch": 4, "graph_batch": 0, "num_blocks": 700, "block_size": 4, "rank_timeout": 60.0}
+CONTEXT, LONG = 1000, 900  # tokens: seconds of work, so that no request ends while others are still handed over
 
 
 @contextmanager
-def two(engine_cls, lab, family="llama"):
-    """A model, and an engine of two replicas of it, at whose end no process is left."""
-    model = lab.model(family)
-    engine = lab.load(engine_cls, model.save(lab.new_folder()), **FEW)
+def two(engine_cls, lab):
+    """A model, and an engine of two replicas of it with a long context, at whose end no process is left."""
+    model = lab.model("llama")
+    folder = model.save(lab.new_folder())
+    facts = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**facts, "max_position_embeddings": CONTEXT}))
+    engine = lab.load(engine_cls, folder, **FEW)
     try:
         yield model, engine
     finally:
@@ -29,9 +34,9 @@ def running(engine):
     return [len(one["running"]) for one in (state, *state["replicas"])]
 
 
-def share_out(engine, lab, tokens=45):
+def share_out(engine, lab):
     """Six requests, longer than all that is waited for, and the steps until each replica has read of its three."""
-    requests = [engine.submit([5, 6, 7], lab.params(tokens)) for _ in range(6)]
+    requests = [engine.submit([5, 6, 7], lab.params(LONG)) for _ in range(6)]
     for _ in range(20):  # a replica reads of its requests when its step has ended
         engine.step()
         if running(engine) == [3, 3]:
@@ -62,7 +67,7 @@ def test_P10_14_an_abort_reaches_whoever_has_the_request(engine_cls, lab):
     code, hint = "P10-14", "nobody reads the answer: whoever computes it has to be told, and frees its blocks"
     with two(engine_cls, lab) as (_, engine):
         did = "loaded llama with replicas=2; aborted 6 requests of 6"
-        requests = share_out(engine, lab, 60)
+        requests = share_out(engine, lab)
         aborted = [engine.abort(one.id) for one in requests]
         lab.equal(aborted, [True] * 6, code, f"{did}; looked what abort returned", hint)
         lab.equal([one.finished for one in requests], [True] * 6, code, f"{did}; looked whether they have ended", hint)

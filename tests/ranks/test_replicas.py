@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from functools import partial
 from multiprocessing import Pipe
 from types import SimpleNamespace
 
@@ -76,27 +77,55 @@ def test_two_answer_as_one_does(lab, two):
     assert [state["used"] for state in states] == [0, 0]
 
 
-def test_streams_and_aborts_reach_whoever_has_the_request(lab, two):
+class Resting:
+    """Takes an engine's first steps, and no more before a file is there."""
+
+    def __init__(self, engine, told):
+        self.engine, self.told, self.taken = engine, told, 0
+
+    def step(self):
+        if self.taken == 3 and not self.told.exists():
+            time.sleep(0.01)
+            return []
+        self.taken += 1
+        return self.engine.step()
+
+
+def rest(served, told):
+    """A question to a replica, after which it has soon something in hand that does not end."""
+    served.stepper = Resting(served.engine, told)
+
+
+def rest_no_more(served):
+    """A question to a replica, after which it is as it was."""
+    served.stepper = served.engine
+
+
+def test_streams_and_aborts_reach_whoever_has_the_request(lab, two, tmp_path):
     model, engine = two
+    (replica,) = engine.replicas.all
+    replica.ask(partial(rest, told=tmp_path / "told"))
     text = [engine.submit([5, 6, 7], lab.params(30)) for _ in range(8)]
     for _ in range(3):
         engine.step()
-    there = engine.replicas.all[0].given
+    there = replica.given
     inside, outside = ([one for one in text if (one.id in there) == here] for here in (True, False))
     assert len(inside) == len(outside) == 4
-    running = engine.debug_state()["replicas"][0]["running"]  # by itself: it may not have read of all yet
-    assert running
+    while not (running := engine.debug_state()["replicas"][0]["running"]):  # by itself: when it has read of them
+        pass
     assert set(running) <= {one.id for one in inside}
     for one in (inside[0], outside[0]):
         assert engine.abort(one.id)
         assert one.finished
         assert not engine.abort(one.id)
+    (tmp_path / "told").touch()
     pieces = list(engine.stream([5, 6, 7], lab.params(6)))
     (plain,) = engine.generate([[5, 6, 7]], lab.params(6))
     assert "".join(pieces) == plain.text
     while not all(one.finished for one in text):
         engine.step()
     whole = [one.output_ids for one in text if one not in (inside[0], outside[0])]
+    replica.ask(rest_no_more)
     assert whole == [model.oracle.greedy([5, 6, 7], 30)[0]] * 6
     assert engine.kv_usage() == (0, 0)
 
@@ -128,13 +157,14 @@ def half_of(served):
     return len(served.told) / 0
 
 
-def after_a_while(served):
-    """A question that takes long."""
-    time.sleep(0.3)
+def when_told(served, told):
+    """A question that is answered when a file is there."""
+    while not told.exists():
+        time.sleep(0.01)
     return "late"
 
 
-def test_a_question_that_fails_or_takes_long_is_nobody_elses(lab, two, monkeypatch):
+def test_a_question_that_fails_or_takes_long_is_nobody_elses(lab, two, monkeypatch, tmp_path):
     _, engine = two
     (replica,) = engine.replicas.all
     with pytest.raises(ZeroDivisionError):
@@ -142,7 +172,8 @@ def test_a_question_that_fails_or_takes_long_is_nobody_elses(lab, two, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr(replica, "patience", 0.02)
         with pytest.raises(RankError, match=r"replica 1 gave no answer for 0\.02 s"):
-            replica.ask(after_a_while)
+            replica.ask(partial(when_told, told=tmp_path / "told"))
+    (tmp_path / "told").touch()
     assert tuple(replica.ask(usage_of)) == (0, 0)
     assert len(engine.generate([[5, 6], [6, 7]], lab.params(3))) == 2
 
@@ -178,10 +209,12 @@ def test_a_replica_may_be_dealt_to_ranks_and_leaves_none_behind(lab, new_childre
 def test_a_replica_that_dies_ends_all_with_its_error(lab, new_children, how):
     patience = 4.0 if how == "stopped" else 60.0
     engine = Engine.load(str(lab.model("tied").save(lab.new_folder())), rank_timeout=patience, **FEW)
+    (pid,) = new_children()
+    os.kill(pid, signal.SIGSTOP)  # or it may have answered before it is killed
     requests = [engine.submit([5, 6, 7], SamplingParams(max_tokens=None, ignore_eos=True)) for _ in range(3)]
     engine.step()
-    (pid,) = new_children()
-    os.kill(pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+    if how == "killed":
+        os.kill(pid, signal.SIGKILL)
     started = time.monotonic()
     while not all(one.finished for one in requests):
         engine.step()

@@ -9,7 +9,8 @@ from openai import OpenAI
 from minfer.core.tokenizer import load_tokenizer
 from minfer.course.lab.families import Sizes, family_facts
 from minfer.course.lab.tiny import TinyModel
-from tests.serve.serving import Stepped, engine_of, serving
+from minfer.serve import live
+from tests.serve.serving import PATIENCE, Stepped, engine_of, serving
 
 LETTERS = 30
 CONTEXT = 1024
@@ -64,6 +65,12 @@ def server(shared):
     """The shared server; when the test has ended, every block must be free."""
     yield shared
     shared.all_free()
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Who looks at an engine waits for it; else, where it is slow, what is shown is of an earlier look, or nothing."""
+    monkeypatch.setattr(live, "PATIENCE", PATIENCE)
 
 
 @pytest.fixture

@@ -23,12 +23,15 @@ class Stepped(Engine):
     """An engine that takes a step only when it is let; at first it is free."""
 
     held = None
+    allowed = begun = 0  # steps since `hold`
 
     def hold(self):
         """From now on no step, except those that `let` allows."""
+        self.allowed = self.begun = 0
         self.held = threading.Semaphore(0)
 
     def let(self, steps):
+        self.allowed += steps
         self.held.release(steps)
 
     def free(self):
@@ -39,6 +42,7 @@ class Stepped(Engine):
         held = self.held
         if held is not None:
             held.acquire()
+            self.begun += 1
         return super().step()
 
 
@@ -104,10 +108,14 @@ class Serving:
         return made
 
     def step_until(self, reached):
-        """One step after another of a held engine: what has come is taken in between two."""
+        """One step after another of a held engine: what has come is taken in between two.
+
+        At most one is allowed ahead: else as many as there were looks could end what a test has begun.
+        """
 
         def stepped():
-            self.engine.let(1)
+            if self.engine.begun >= self.engine.allowed:
+                self.engine.let(1)
             return reached()
 
         until(stepped)

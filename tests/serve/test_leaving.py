@@ -164,14 +164,14 @@ def test_one_who_reads_nothing_costs_only_its_own_time(module, tokenizer, monkey
     monkeypatch.setattr(answers, "GRACE", 0.5)
     engine = engine_of(module, tokenizer, num_blocks=2500, max_batch=9)
     asked = {"prompt": ["lazy"] * 8, "max_tokens": 900, "stream": True, "logprobs": 20, "ignore_eos": True}
-    with serving(engine, request_seconds=4.0) as own:
+    with serving(engine, request_seconds=8.0) as own:  # a neighbour's three tokens too
         lazy = own.open(COMPLETIONS, receive_buffer=4096, **asked)
         until(lambda: in_hand(own))
         assert own.complete("abc", max_tokens=3)
         own.all_free()
         raw = read_all(lazy)
         assert raw.startswith(b"HTTP/1.1 200")
-        assert b"[DONE]" not in raw or b"took longer than 4 s" in raw  # on a slow machine the buffers may take its end
+        assert b"[DONE]" not in raw or b"took longer than 8 s" in raw  # on a slow machine the buffers may take its end
 
 
 def test_an_abort_storm(module, tokenizer):

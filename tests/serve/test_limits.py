@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 
 import pytest
 from openai import AuthenticationError, OpenAI, RateLimitError
@@ -94,10 +93,8 @@ def test_a_body_that_does_not_come_is_not_waited_for_for_ever(engine):
 def test_a_request_has_its_time(engine, stream):
     with serving(engine, request_seconds=1.0) as own:
         engine.hold()
-        before = time.monotonic()
-        status, _, body = own.post(COMPLETIONS, prompt="a", stream=stream)
+        status, _, body = own.post(COMPLETIONS, prompt="a", stream=stream)  # which has a patience of its own
         assert (status, body["error"]["code"]) == (504, "timeout")
-        assert time.monotonic() - before < 10
         engine.free()
         own.all_free()
 
@@ -141,7 +138,9 @@ def test_limits_that_are_none_are_refused(given):
 def test_nothing_is_logged_of_what_was_said(engine, caplog):
     with serving(engine) as own, caplog.at_level("INFO", "minfer.access"):
         own.post(COMPLETIONS, prompt="secretprompt", max_tokens=3, ignore_eos=True, user="secretuser")
+        until(lambda: caplog.records)  # it is logged when it has been answered: before the next is, so
         own.post("/v1/chat/completions", messages=[{"role": "user", "content": "secretprompt"}], temperature=-1)
+        until(lambda: len(caplog.records) >= 2)
         own.ask("GET", "/v1/models?secretprompt")
         until(lambda: len(caplog.records) >= 3)
     lines = [json.loads(record.message) for record in caplog.records if record.name == "minfer.access"]

@@ -5,6 +5,7 @@ import json
 import math
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -59,8 +60,13 @@ def test_requests_come_at_the_rate_whatever_the_seed():
 
 def test_too_many_are_refused_and_nobody_fails(module, tokenizer):
     """More at once than are let in: each is answered in full, or told 429; afterwards every block is free."""
-    with serving(engine_of(module, tokenizer), max_requests=20) as own:
-        results = asyncio.run(run(Plan(own.url, NAME, letters(60, 12), 20, extra=EXTRA)))
+    engine = engine_of(module, tokenizer)
+    with serving(engine, max_requests=20) as own, ThreadPoolExecutor(1) as clients:
+        engine.hold()  # a quick engine could be done with the first before the last have come
+        answered = clients.submit(asyncio.run, run(Plan(own.url, NAME, letters(60, 12), 20, extra=EXTRA)))
+        until(lambda: own.service.admission.rejected)
+        engine.free()
+        results = answered.result()
         own.all_free()
     assert {result.status for result in results} == {200, 429}
     for result in results:

@@ -102,7 +102,8 @@ def test_what_does_not_end_by_the_deadline_is_ended_with_an_error(start, folder)
     assert server.end()[0] == 0
 
 
-def test_its_help_has_the_options_of_all_phases(capsys):
+def test_its_help_has_the_options_of_all_phases(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")  # in a narrow terminal names are cut off
     assert main(["serve", "--help"]) == 0
     said = capsys.readouterr().out
     for flag in ("--replicas", "--tensor-parallel", "--num-blocks", "--policy", "--max-requests"):

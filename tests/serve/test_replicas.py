@@ -13,6 +13,8 @@ from minfer.serve.policy import Aim, Policy
 from minfer.serve.top import fetch, screen
 from tests.serve.serving import serving, until
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 BLOCKS, BLOCK, PROMPT = 300, 4, 40
 COMPLETIONS = "/v1/completions"
 PAUSE = 0.03

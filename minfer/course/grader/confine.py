@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from functools import lru_cache
+from pathlib import Path
 
 FILE_BYTES = 256 * 2**20
 NAMESPACES = ("unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child")
@@ -39,6 +40,14 @@ def namespaces() -> tuple[str, ...]:
         return ()
     tried = subprocess.run([*NAMESPACES, "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=20)
     return NAMESPACES if tried.returncode == 0 else ()
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that this one has started and not yet waited for, by their numbers as seen from here."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it has ended, or the system keeps no such list
+        return []
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Grader: many submissions, each in processes of its own; results are written as they come."""
 
 import csv
-import tempfile
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -12,6 +12,7 @@ from pathlib import Path
 from minfer.core.errors import MinferError
 from minfer.course.grader.child import Child, Limits
 from minfer.course.grader.receipts import write_receipts
+from minfer.course.grader.scratch import scratch
 from minfer.course.grader.submissions import Submission, Unusable
 from minfer.course.lessons.exercise import Exercise
 from minfer.course.lessons.files import fingerprint
@@ -66,7 +67,9 @@ class Grader:
         self.is_ending = False
 
     def run(self, submissions: Sequence[Submission], jobs: int) -> None:
-        """Grade them all, `jobs` at a time. Raises `Tampered`: then no result can be trusted."""
+        """Grade them all, `jobs` at a time. Raises `Tampered`: then no result can be trusted; `MinferError` if one's
+        folder cannot be made."""
+        self._refuse_what_is_in_the_way(submissions)
         with ThreadPoolExecutor(jobs) as pool:
             waiting = {pool.submit(self.grade, submission): submission for submission in submissions}
             try:
@@ -92,16 +95,16 @@ class Grader:
             self.seconds[submission.name] = time.monotonic() - since
 
     def _grade(self, submission: Submission) -> Report:
-        with tempfile.TemporaryDirectory(prefix="minfer-grade-", ignore_cleanup_errors=True) as folder:
+        with scratch("minfer-grade-") as folder:
             try:
                 engine = submission.engine(self.phase)
-                copy = submission.copy(_inside(Path(folder), "submission"))
+                copy = submission.copy(_inside(folder, "submission"))
             except Unusable as error:
                 return self._nothing(submission, f"nothing was graded: {error}")
             copied = copy / engine.relative_to(submission.path) if copy.is_dir() else copy
             self.exercise.give(self.root / "phases", copied.parent)
             told = partial(self._advanced, submission)
-            child = Child(self._arguments(copied), self.root, _inside(Path(folder), "child"), self.limits, told)
+            child = Child(self._arguments(copied), self.root, _inside(folder, "child"), self.limits, told)
             note = child.run()
             report = child.journal.report or self._nothing(submission, note)
             report.note = report.note or note
@@ -121,6 +124,15 @@ class Grader:
     def _nothing(self, submission: Submission, note: str) -> Report:
         path = str(submission.path)
         return Report({"spec": path, "described": path, "sha": ""}, self.seed, {}, note=note)
+
+    def _refuse_what_is_in_the_way(self, submissions: Sequence[Submission]) -> None:
+        """Of a submission's folder, whose name is the student's choice."""
+        for submission in submissions:
+            folder = self.out / submission.name
+            if folder in (self.csv, _beside(self.csv)):
+                raise MinferError(f"the submission {submission.name} is named like the file of all grades, {self.csv}")
+            if os.path.lexists(folder) and not folder.is_dir():
+                raise MinferError(f"{folder} is in the way of a submission's results: move it, or give another --out")
 
     def _refuse_tampering(self, submission: Submission) -> None:
         if fingerprint(self.root) != self.fingerprint:
@@ -142,7 +154,7 @@ class Grader:
 
     def _write_csv(self) -> None:
         tasks = {f"task {task.number}": task.number for task in self.exercise.tasks}
-        beside = self.csv.with_name(self.csv.name + ".part")
+        beside = _beside(self.csv)
         with open(beside, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
             rows = csv.writer(file)
             rows.writerow([*COLUMNS, *tasks, "hidden", *(status.value for status in Status)])
@@ -162,6 +174,11 @@ def _points(report: Report, **like: object) -> float:
     """Points made by the entries that are like that."""
     entries = [e for e in report.entries if all(getattr(e, name) == value for name, value in like.items())]
     return round(sum(entry.score for entry in entries), 4)
+
+
+def _beside(path: Path) -> Path:
+    """Where a file is written before it takes another's place."""
+    return path.with_name(path.name + ".part")
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -69,7 +69,7 @@ class OpenFiles:
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event != "open" or not self.blockers or not isinstance(arguments[0], str):
             return
-        path = os.path.abspath(arguments[0])
+        path = os.path.realpath(arguments[0])  # not that of a link to it
         if self.blockers[-1].hides(path):
             raise Forbidden(f"opens {path}, the answer to what is graded: it is to be written, not read")
 

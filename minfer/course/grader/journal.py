@@ -9,10 +9,11 @@ refused    instead of all that: the engine is not graded
 """
 
 import json
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from minfer.course.marks.report import Entry, Report, Status
 
@@ -27,7 +28,9 @@ class Journal:
     """
 
     def __init__(self, path: Path, losses: int) -> None:
-        self.path, self.losses, self.read = path, losses, 0
+        self.path, self.losses = path, losses
+        self.file: BinaryIO | None = None
+        """Held open: what was written is read, though its writer has since removed it or put something in its place."""
         self.report: Report | None = None
         self.by_test: dict[str, Entry] = {}
         self.running: str | None = None
@@ -37,23 +40,33 @@ class Journal:
         """When something was last written."""
 
     def new_child(self) -> None:
-        """Another child begins."""
+        """Another child begins; it gets a new file if the last one's is no longer in its place."""
+        if self.file is not None and not _is_at(self.path, self.file):
+            self.close()
+        if self.file is None:
+            self.path.unlink(missing_ok=True)
+            self.file = open(self.path, "a+b")  # noqa: SIM115 (lives until close)
         self.running, self.ended, self.since = None, False, time.monotonic()
 
     def follow(self) -> None:
         """Take in the lines that are new, as far as they are whole."""
-        if not self.path.is_file():  # nor any more: a pipe in its place would be waited for
+        if self.file is None:
             return
-        with open(self.path, "rb") as file:
-            file.seek(self.read)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self.read += len(whole) + len(newline)
+        since = self.file.tell()
+        whole, newline, _ = self.file.read().rpartition(b"\n")
+        self.file.seek(since + len(whole) + len(newline))
         for line in whole.splitlines():
             if self.is_given_up:
                 return
             with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
                 self._take(json.loads(line))  # which the graded engine may have spoilt
             self.since = time.monotonic()
+
+    def close(self) -> None:
+        """No more is read."""
+        if self.file is not None:
+            self.file.close()
+        self.file = None
 
     def _take(self, event: dict[str, Any]) -> None:
         kind = event["event"]
@@ -108,3 +121,11 @@ class Journal:
         for entry in self.report.entries:  # each comes after those that it needs
             if entry.status is Status.NOT_RUN and (obstacle := self.report.obstacle(entry)):
                 entry.status, entry.message = Status.BLOCKED, f"blocked: {obstacle}"
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    """Whether the name is still that of the file."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(file.fileno()))
+    except OSError:
+        return False

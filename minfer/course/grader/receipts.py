@@ -1,7 +1,6 @@
 """Receipts: one failure as a small JSON file that anyone can run again: the engine's source, the test, the seed."""
 
 import json
-import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from minfer.core.errors import MinferError
 from minfer.course.grader.child import Child, Limits
+from minfer.course.grader.scratch import scratch
 from minfer.course.lessons.exercise import Exercise
 from minfer.course.marks.report import Entry, Report, Status, write_json
 
@@ -47,8 +47,7 @@ class Receipt:
 
     def replay(self, root: Path, limits: Limits) -> Entry:
         """Run the test again, confined, on the engine in the receipt. Raises `MinferError` if it cannot be run."""
-        with tempfile.TemporaryDirectory(prefix="minfer-replay-", ignore_cleanup_errors=True) as name:
-            folder = Path(name)
+        with scratch("minfer-replay-") as folder:
             where, class_name = split(self.spec)
             engine = folder / where.name
             engine.write_text(self.source, encoding="utf-8")

@@ -1,7 +1,11 @@
 """Submissions: what a folder of students' work holds, and the file of each that is graded."""
 
 import errno
+import hashlib
+import os
 import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +18,8 @@ NOT_THEIRS = {"minfer", "tests", "phases", "site-packages", ".venv", "venv", ".g
 LEFT_OUT = {*IGNORED, ".git", ".venv", "venv"}  # of a copy
 FULL = (errno.ENOSPC, errno.EDQUOT)  # what is no submission's fault
 MOST_BYTES = 200 * 2**20
+MOST_FILES, DEEPEST = 20_000, 64
+LONGEST = 200  # bytes of a name, so that a folder can have it
 
 
 class Unusable(Exception):
@@ -33,19 +39,25 @@ class Submission:
             if self.path.suffix not in LOADERS:
                 raise Unusable(f"{self.path.name} is neither {' nor '.join(LOADERS)}")
             return self.path
-        files = sorted(_files(self.path), key=lambda path: (len(path.parts), path.suffix != ".py", path))
+        try:
+            found = [path for path in walk(self.path, NOT_THEIRS) if path.suffix in LOADERS and path.is_file()]
+        except OSError as error:
+            raise Unusable(f"it cannot be read: {error.strerror}") from error
+        files = sorted(found, key=lambda path: (len(path.parts), path.suffix != ".py", path))
         files = [path for path in files if path.stem != f"phase{phase}_given"]
         named = [path for path in files if path.stem == f"phase{phase}"]
         if not named and len(files) != 1:
             there = ", ".join(str(path.relative_to(self.path)) for path in files[:5]) or "nothing"
             raise Unusable(f"there is no phase{phase}.py or phase{phase}.ipynb in it (but {there})")
-        return (named or files)[0]
+        engine = (named or files)[0]
+        if not engine.resolve().is_relative_to(self.path.resolve()):
+            raise Unusable(f"{engine.relative_to(self.path)} is a link to what is not in the submission")
+        return engine
 
     def copy(self, folder: Path) -> Path:
         """A copy of it in `folder`; links stay links. Raises `Unusable` if it is too large, or no copy can be made."""
-        files = (path for path in self.path.rglob("*") if not LEFT_OUT & {*path.relative_to(self.path).parts})
         try:
-            size = sum(path.lstat().st_size for path in [self.path, *files])
+            size = self.path.stat().st_size + sum(path.lstat().st_size for path in walk(self.path, LEFT_OUT))
             if size > MOST_BYTES:
                 raise Unusable(f"it has {size / 2**20:,.0f} MB, more than {MOST_BYTES // 2**20}")
             if self.path.is_file():
@@ -60,9 +72,21 @@ class Submission:
             raise Unusable(f"it cannot be copied: {error}") from error
 
 
-def _files(folder: Path) -> list[Path]:
-    found = (path for suffix in LOADERS for path in folder.rglob(f"*{suffix}"))
-    return [path for path in found if path.is_file() and not NOT_THEIRS & {*path.relative_to(folder).parts}]
+def walk(folder: Path, without: set[str]) -> Iterator[Path]:
+    """All that is in a folder, but for what has one of these names; links are not followed, a file holds nothing.
+
+    Raises `Unusable` if it has no end that is worth waiting for, `OSError` for a part that cannot be read.
+    """
+    left, count = [folder] if folder.is_dir() else [], 0
+    while left:
+        for path in left.pop().iterdir():
+            count += 1
+            if count > MOST_FILES or len(path.relative_to(folder).parts) > DEEPEST:
+                raise Unusable(f"it has more than {MOST_FILES:,} files, or folders more than {DEEPEST} deep")
+            if path.name not in without:
+                yield path
+                if path.is_dir() and not path.is_symlink():
+                    left.append(path)
 
 
 def find(folder: Path) -> list[Submission]:
@@ -72,6 +96,24 @@ def find(folder: Path) -> list[Submission]:
     paths = sorted(path for path in folder.iterdir() if path.name[0] not in "._" and path.name not in IGNORED)
     if not paths:
         raise MinferError(f"{folder} is empty: it should hold a file or a folder for each submission")
+    return [Submission(name, path) for name, path in zip(_names(paths), paths, strict=True)]
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """For each a name that no other one has, and that a folder can have: a file's without its ending if possible."""
     stems = [path.stem if path.is_file() else path.name for path in paths]
-    names = [path.name if stems.count(stem) > 1 else stem for path, stem in zip(paths, stems, strict=True)]
-    return [Submission(printable(name), path) for name, path in zip(names, paths, strict=True)]
+    taken = Counter(stems) + Counter(path.name for path, stem in zip(paths, stems, strict=True) if stem != path.name)
+    names = [_shown(stem if taken[stem] == 1 else path.name) for path, stem in zip(paths, stems, strict=True)]
+    return [
+        name if names.count(name) == 1 and len(name.encode()) <= LONGEST else _shortened(name, path)
+        for name, path in zip(names, paths, strict=True)
+    ]
+
+
+def _shown(name: str) -> str:
+    return printable(name).replace("\n", r"\n").replace("\t", r"\t")  # a name is no two lines of a table
+
+
+def _shortened(name: str, path: Path) -> str:
+    begins = name.encode()[: LONGEST - 9].decode(errors="ignore")
+    return f"{begins}~{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:8]}"

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ class Outputs:
     journal: Path | None = None
     report: Report | None = None
     stream: TextIO | None = field(default=None, repr=False)
+    pid: int = field(default_factory=os.getpid)
+    """Of the process that grades. A copy of it, which the engine has forked and let return, writes nothing."""
 
     def planned(self, report: Report) -> None:
         """The tests are known."""
@@ -52,11 +55,13 @@ class Outputs:
         self._write(report)
 
     def _write(self, report: Report) -> None:
+        if os.getpid() != self.pid:
+            return
         for path, write in self.files:
             write(path, report)
 
     def _note(self, event: str, **about: Any) -> None:
-        if self.journal is None:
+        if self.journal is None or os.getpid() != self.pid:
             return
         if self.stream is None:
             self.stream = open(self.journal, "a", encoding="utf-8")  # noqa: SIM115 (lives as long as the run)

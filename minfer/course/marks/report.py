@@ -5,6 +5,7 @@ All other outputs (table, Gradescope, CSV) are made from it, so none of them can
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -15,6 +16,7 @@ from typing import Any
 from minfer.core.errors import MinferError
 
 SCHEMA = 1
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 BROKEN = 1.0  # points that a broken promise costs
 CAME = ("raised", "got", "skipped")  # lines of a screen that say what came, where something else was expected
 KINDS = {"test": str, "phase": int, "code": str, "title": str, "points": float, "message": str, "seconds": float}
@@ -182,8 +184,12 @@ class Report:
 
 
 def printable(text: str) -> str:
-    """The text, which any file and terminal takes: half a character, of a file's name or an error, is an escape."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    """The text, which any file and terminal takes: half a character, of a file's name or an error, is an escape.
+
+    So is what a terminal would obey, not show; lines and tabs are kept.
+    """
+    shown = CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return shown.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def read_report(path: Path) -> Report:

@@ -30,7 +30,7 @@ class Notebook:
         try:
             cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
             code = {n: "".join(cell["source"]) for n, cell in enumerate(cells, 1) if cell["cell_type"] == "code"}
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise NotANotebook(f"is not a notebook of format 4 ({type(error).__name__}: {error})") from error
         return cls(code)
 
@@ -48,9 +48,17 @@ def _without_magics(text: str) -> str:
     return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
 
 
+def parsed(code: str, name: str) -> ast.Module:
+    """As `ast.parse`, but what is nested too deeply for it is a `SyntaxError` too."""
+    try:
+        return ast.parse(code, name)
+    except (RecursionError, MemoryError) as error:
+        raise SyntaxError("it is nested too deeply for Python") from error
+
+
 def definitions(code: str, name: str) -> ast.Module:
     """The parsed code without the statements that do something. Raises `SyntaxError`."""
-    tree = ast.parse(code, name)
+    tree = parsed(code, name)
     tree.body = [node for node in tree.body if _defines(node)]
     return tree
 

@@ -32,7 +32,7 @@ class Outline:
         text = notebook.Notebook.read(path).code if is_notebook else path.read_text(encoding="utf-8", errors="replace")
         outline = cls(path, text)
         try:
-            outline.tree = notebook.definitions(text, str(path)) if is_notebook else ast.parse(text, str(path))
+            outline.tree = notebook.definitions(text, str(path)) if is_notebook else notebook.parsed(text, str(path))
         except SyntaxError as error:
             outline.error = error
             return outline
