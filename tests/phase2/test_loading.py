@@ -67,6 +67,7 @@ def test_P2_05_the_index_says_which_shards_count(engine_cls, lab):
     lab.check(missing in message, code, did, f"an error that names {missing}", message[:200], hint)
 
 
+@SHAPES_FIRST
 def test_P2_07_one_read_of_the_device_per_step(engine_cls, lab):
     code, hint = "P2-07", "each .item(), .tolist(), .cpu() or `if tensor:` makes the GPU wait: one per step, at its end"
     model = lab.model("mistral")
@@ -145,15 +146,10 @@ def test_P2_11_nothing_is_left_on_meta(engine_cls, lab):
 
 
 def test_P2_12_what_does_not_fit_is_refused_before_it_takes_memory(engine_cls, lab):
-    code, hint = (
-        "P2-12",
-        "on torch.device('meta') a model is its shapes alone: compare these before a weight has memory",
-    )
+    code, hint = "P2-12", "on torch.device('meta') a model is its shapes alone: plan compares them, and none has memory"
     model = lab.model()
-    folder, weights = (
-        model.save(lab.new_folder(), change={HEAD: None}),
-        sum(one.nbytes for one in model.weights.values()),
-    )
+    folder = model.save(lab.new_folder(), change={HEAD: None})
+    weights = sum(tensor.nbytes for tensor in model.weights.values())
     did = f"loaded a checkpoint of {weights:,} bytes in which {HEAD} is left out"
     with lab.live_bytes() as memory:
         lab.raises(CheckpointError, lambda: lab.load(engine_cls, folder, dtype="float64"), code, did, hint)
