@@ -14,6 +14,8 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
 WORKERS ?= 2
 NOTEBOOKS ?=
+# The plugins that the suite needs: to import, and to rewrite, all that are installed takes seconds in each worker
+PLUGINS := --disable-plugin-autoload -p xdist -p pytest_timeout
 PROMPT := KING RICHARD:
 
 .PHONY: demo test notebooks lint setup
@@ -24,7 +26,7 @@ demo: $(VENV)/.core
 	@$(BIN)/minfer generate '$(PROMPT)' --max-tokens 120 --temperature 0.7 --seed 1
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest $(PLUGINS) --numprocesses $(WORKERS) --dist worksteal
 
 notebooks: setup
 	$(BIN)/python -m scripts.notebooks $(NOTEBOOKS)

@@ -4,7 +4,6 @@ import csv
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 import minfer.course.marks
@@ -92,6 +91,8 @@ def test_what_is_to_be_done_and_what_blocks_are_said_in_words(graded):
 
 
 def test_the_report_is_as_its_schema_says_and_comes_back_the_same(graded):
+    import jsonschema  # takes a second, and no other test needs it
+
     schema = json.loads((Path(minfer.course.marks.__file__).parent / "report.schema.json").read_text())
     found = graded[1].as_dict()
     jsonschema.validate(json.loads(json.dumps(found)), schema)
@@ -144,4 +145,4 @@ def test_a_test_draws_the_same_whether_it_runs_alone_or_not(lab):
 def test_one_process_writes_the_results(tmp_path):
     root = toy_course(tmp_path, ["one", "two"])
     with pytest.raises(MinferError, match="results are written by one process"):
-        run_tests(1, root, ["--numprocesses=2"])
+        run_tests(1, root, ["-pxdist", "--numprocesses=2"])

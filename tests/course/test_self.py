@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import minfer
-from minfer.course.grader.checking import NEEDLESS, run_tests
+from minfer.course.grader.checking import PLUGINS, run_tests
 from minfer.course.lessons.exercise import Exercise
 from minfer.course.lessons.files import course_root, exercises
 from minfer.course.marks.report import Entry, Status
@@ -34,8 +34,7 @@ def planned():
         with tempfile.TemporaryDirectory() as folder:
             marks, report = Marks(), Path(folder) / "minfer.json"
             where = [f"{ROOT}/tests/phase{phase}", f"--rootdir={ROOT}", f"--config-file={ROOT}/pyproject.toml"]
-            where += [f"-pno:{name}" for name in NEEDLESS]
-            pytest.main([*where, "--collect-only", "-qq", f"--report={report}"], plugins=[marks])
+            pytest.main([*where, *PLUGINS, "--collect-only", "-qq", f"--report={report}"], plugins=[marks])
             found[phase] = json.loads(report.read_text())["tests"], marks.marks
     return found
 

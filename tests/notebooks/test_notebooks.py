@@ -6,7 +6,6 @@ import re
 import struct
 from pathlib import Path
 
-import nbformat
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +20,8 @@ PLOTS = ("chart", "schedule", "roofline")
 
 
 def read(name):
+    import nbformat  # takes a second, and no other test needs it
+
     return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
 
 

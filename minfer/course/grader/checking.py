@@ -21,6 +21,8 @@ from minfer.course.source.outline import PHASE
 
 SEED = 17
 NEEDLESS = ("cacheprovider", "unraisableexception", "threadexception")
+PLUGINS = ("--disable-plugin-autoload", "-ppytest_timeout", *(f"-pno:{name}" for name in NEEDLESS))
+"""What pytest is to do without: others that are installed, which may take longer to import than the tests to run."""
 
 
 class Ticker:
@@ -46,10 +48,9 @@ def run_tests(phase: int, root: Path, arguments: Sequence[str], plugins: Sequenc
     with tempfile.TemporaryDirectory() as folder, _progress(console) as progress:
         report = Path(folder) / "minfer.json"
         where = [f"{root}/tests/phase{phase}", f"--rootdir={root}", f"--config-file={root}/pyproject.toml"]
-        without = [f"-pno:{name}" for name in NEEDLESS]
         said = io.StringIO()
         with redirect_stderr(said), redirect_stdout(said):
-            pytest.main([*where, *without, f"--report={report}", *arguments], plugins=[Ticker(progress), *plugins])
+            pytest.main([*where, *PLUGINS, f"--report={report}", *arguments], plugins=[Ticker(progress), *plugins])
         if not report.is_file():
             raise MinferError(
                 f"the tests of phase {phase} could not be run: {said.getvalue().strip() or 'no test ran'}"
