@@ -3,6 +3,8 @@
 `pytest tests/meta --seed N` asks this of the tests that another seed draws.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -10,13 +12,14 @@ from minfer.core.errors import MinferError
 from minfer.course.grader.grading import reference
 from minfer.course.lab.lab import Lab
 from tests.meta.in_process import grade, names_of
-from tests.mutants.catalogue import MUTANTS, PHASES
+from tests.mutants.catalogue import MODULES, PHASES, up_to
 from tests.mutants.correct import VARIANTS as FIRST_VARIANTS
 from tests.mutants.correct6 import VARIANTS as QUANTIZED_VARIANTS
 from tests.mutants.correct11 import VARIANTS as PROFILING_VARIANTS
 from tests.mutants.correct45 import VARIANTS as BATCHED_VARIANTS
 from tests.mutants.probes import outcome
 
+MUTANTS = up_to(PHASES[-1])
 RAISED = "\n  raised    "  # in a message: an exception ended the test, not a comparison
 
 
@@ -39,6 +42,15 @@ def test_a_right_engine_of_another_make_passes(variant, lab):
     shown = grade(variant.engine_cls, variant.phase, seed=lab.seed)
     failed = {name: message for name, message in shown.items() if message}
     assert not failed, next(iter(failed.values()))
+
+
+def test_every_module_of_planted_bugs_is_in_the_catalogue_under_its_phase():
+    folder = Path(__file__).parents[1] / "mutants"
+    modules = {path.stem for path in folder.glob("*.py") if "\nMUTANTS = " in path.read_text()}
+    listed = [(name, phase) for phase in PHASES for name in MODULES[phase]]
+    assert sorted(name for name, _ in listed) == sorted(modules)
+    assert {mutant.phase for mutant in MUTANTS} == set(PHASES)
+    assert all(f"MUTANTS = Mutants(phase={phase})" in (folder / f"{name}.py").read_text() for name, phase in listed)
 
 
 def test_every_graded_test_has_a_mutant():
