@@ -113,7 +113,7 @@ def load(path: Path) -> dict[str, Any]:
     """Read a ledger. Raises `MinferError` if it is not one."""
     try:
         ledger = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise MinferError(
             f"{path} is not a ledger ({error}): make one with minfer bench phases --out or minfer bench fast --out"
         ) from error

@@ -152,3 +152,7 @@ def test_an_option_that_the_phase_lacks_names_those_it_has(run, folder):
     refused(result, "phase 3 has no --block-size: it comes with phase 5; phase 3 has --device, --dtype, --context")
     result = run("generate", "hi", "-m", folder, "--phase", 4, "--no-share-prefixes")
     refused(result, "phase 4 has no --no-share-prefixes: it comes with phase 5; phase 4 has --device, ")
+
+
+def test_a_folder_in_place_of_an_output_file_is_one_line_that_names_it(run, tmp_path):
+    refused(run("flatten", "1", "--out", tmp_path), f"{tmp_path}: Is a directory")

@@ -63,6 +63,9 @@ def test_a_ledger_is_read_back_as_written_and_others_are_refused(tmp_path):
     ledger.save(tmp_path / "l.json", made)
     assert ledger.load(tmp_path / "l.json") == made
     assert ledger.runs(made["parts"][0]["rows"][0]) == [Sample([[0.25]], 1.0)]
+    (tmp_path / "l.json").write_text("[" * 100_000)
+    with pytest.raises(MinferError, match=r"is not a ledger .*recursion"):
+        ledger.load(tmp_path / "l.json")
     (tmp_path / "l.json").write_text("{}")
     with pytest.raises(MinferError, match=r"is not a ledger of schema minfer\.bench/1"):
         ledger.load(tmp_path / "l.json")

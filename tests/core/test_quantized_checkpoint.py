@@ -150,6 +150,7 @@ def test_damage_is_named(folder, case):
 CONFIGS = [
     ({"scheme": "int5"}, r"scheme = 'int5' is none of 'fp16', 'int8', 'int4', 'fp8'"),
     ({"group_size": 48}, r"group_size = 48 is none of 32, 64, 128"),
+    ({"group_size": 32.0}, r"group_size = 32\.0 is none of"),
     ({"group_size": True}, r"group_size = True is none of"),
     ({"quantize_head": 1}, r"quantize_head = 1 is none of"),
     ({"version": 7}, r"version 7 is not 1"),
@@ -163,6 +164,20 @@ def test_a_config_that_contradicts_is_refused(folder, facts, message):
     stored = json.loads((out / "config.json").read_text())["quantization_config"]
     with pytest.raises(ConfigError, match=message):
         load(6, change(out, quantization_config={**stored, **facts}))
+
+
+INDICES = [
+    ("[" * 100_000, "is not an index with a weight_map"),
+    (json.dumps({"weight_map": {"model.norm.weight": "a" * 300}}), "not the name of a file in the same folder"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), INDICES, ids=["nested", "long"])
+def test_an_index_that_no_file_can_follow_is_refused_by_its_name(folder, text, message):
+    out = quantized(folder, "int8")
+    (out / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(CheckpointError, match=rf"index\.json .*{message}"):
+        load(6, out)
 
 
 def test_plain_weights_under_a_quantised_config_are_refused(folder):

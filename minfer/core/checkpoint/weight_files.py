@@ -12,6 +12,7 @@ from minfer.core.errors import CheckpointError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+LONGEST = 255  # characters that a system lets a file's name have
 LFS_POINTER = b"version https://git-lfs"
 DTYPES = {
     "F64": torch.float64,
@@ -59,12 +60,12 @@ def read_index(path: Path) -> dict[str, str]:
     refuse_lfs_pointer(path)
     try:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not an index with a weight_map ({error!r}): download it again") from error
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: weight_map is not an object that names tensors: download it again")
     for tensor, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file or "\\" in file:
+        if not isinstance(file, str) or Path(file).name != file or "\\" in file or len(file) > LONGEST:
             raise CheckpointError(
                 f"{path} places tensor {tensor} in {file!r}, which is not the name of a file in the same folder: "
                 "do not trust this model"
