@@ -47,7 +47,7 @@ class ReplicatedEngine(PreviousEngine):
                 advanced = super().step()
                 raise_if_lost(advanced)
                 idle = not (advanced or self.launched or self.scheduler.running or self.scheduler.waiting)
-                return advanced + self.replicas.advance(self.device.clock(), block=idle)
+                return advanced + self.replicas.advance(self.device.clock, block=idle)
             except RankError as error:
                 self.replicas.end(str(error))
                 return self._fail_all(error)

@@ -791,11 +791,16 @@ class Replica:
             raise self.lost(error) from error
         raise RankError(f"replica {self.number} gave no answer for {self.patience:g} s (rank_timeout)")
 
-    def advance(self, now: float) -> list[Sequence]:
-        """Take in what it has said. Returns the requests that advanced, or failed."""
+    def advance(self, clock: Callable[[], float]) -> list[Sequence]:
+        """Take in what it has said. Returns the requests that advanced, or failed.
+
+        `clock` is read when something has come: a token cannot be earlier than the step that drew it.
+        """
         advanced = []
         while self.link.poll(0):
-            for new in self.receive():
+            news = self.receive()
+            now = clock()
+            for new in news:
                 given = self.given.get(new.id)
                 if given is None:  # taken back meanwhile
                     continue
@@ -883,11 +888,11 @@ class Replicas:
         """Who has the fewest requests; None: this process, which has `own` of them."""
         raise NotImplementedError("P10 task 5: Replicas.least_loaded")
 
-    def advance(self, now: float, block: bool) -> list[Sequence]:
+    def advance(self, clock: Callable[[], float], block: bool) -> list[Sequence]:
         """What is new. `block`: wait until something is, or nobody has anything to do. Raises `RankError`."""
         busy = [replica for replica in self.all if replica.given]
         ready = wait([replica.link for replica in busy], self.timeout if block else 0) if busy else []
-        advanced = [one for replica in busy for one in replica.advance(now)]
+        advanced = [one for replica in busy for one in replica.advance(clock)]
         late = time.monotonic() - self.timeout
         for replica in busy:
             if replica.given and replica.link not in ready and replica.heard < late:
@@ -961,7 +966,7 @@ class ReplicatedEngine(PreviousEngine):
                 advanced = super().step()
                 raise_if_lost(advanced)
                 idle = not (advanced or self.launched or self.scheduler.running or self.scheduler.waiting)
-                return advanced + self.replicas.advance(self.device.clock(), block=idle)
+                return advanced + self.replicas.advance(self.device.clock, block=idle)
             except RankError as error:
                 self.replicas.end(str(error))
                 return self._fail_all(error)

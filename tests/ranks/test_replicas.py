@@ -15,9 +15,9 @@ from minfer.core.params import SamplingParams
 from minfer.course.grader.plugin import DEFAULT_SEED
 from minfer.course.lab.tiny import tiny_model
 from minfer.phase10 import RankError
-from minfer.phase10.replica_message import TakeBack
+from minfer.phase10.replica_message import Advance, TakeBack
 from minfer.phase10.replica_worker import ReplicaWorker, usage_of
-from minfer.phase10.replicas import Replica
+from minfer.phase10.replicas import Replica, Replicas
 from minfer.phase11 import Engine
 from tests.ranks.processes import children, gone
 
@@ -60,9 +60,9 @@ def test_two_answer_as_one_does(lab, two):
     alone = lab.engine(Engine, model, engine.tokenizer, num_blocks=40, block_size=4)
     sizes, advance = set(), engine.replicas.advance
 
-    def watched(now, block):
+    def watched(clock, block):
         sizes.add(len(engine.replicas.all[0].given))
-        return advance(now, block)
+        return advance(clock, block)
 
     engine.replicas.advance = watched
     want, got = alone.generate(prompts, params), engine.generate(prompts, params)
@@ -150,6 +150,26 @@ def test_who_steps_does_not_wait_until_a_replica_has_read():
     replica.sender.join()
     with pytest.raises(EOFError):
         theirs.recv()
+
+
+def test_a_token_has_the_time_at_which_it_was_read_not_at_which_it_began_to_be_waited_for(lab, two):
+    """Else it may be earlier than the step that drew it, and the time of its prompt be negative."""
+    _, engine = two
+    (ours, theirs), (questions, _), times = Pipe(), Pipe(), [1.0]
+    replica = Replica(1, SimpleNamespace(), ours, questions, 5.0)
+    (sequence,) = engine.sequences([[5, 6, 7]], lab.params(9))
+    replica.take(sequence, (), 0.0)
+    theirs.send([Advance(sequence.id, [8], [], None, shared=0, waited=1.5, drawing=0.25, error=None)])
+    receive = replica.receive
+
+    def late():
+        times.append(3.0)
+        return receive()
+
+    replica.receive = late
+    assert Replicas([replica], 5.0, 1).advance(lambda: times[-1], block=True) == [sequence]
+    assert (sequence.timestamps.scheduled, sequence.timestamps.tokens) == (1.5, [3.0])
+    replica.send(None)
 
 
 def half_of(served):
