@@ -35,7 +35,7 @@ class StoredQuantization:
             raise ConfigError(f"{KEY}: version {given.get('version')!r} is not {VERSION}: quantise the model again")
         wanted = {"scheme": SCHEMES, "group_size": GROUP_SIZES, "quantize_head": (True, False)}
         for key, values in wanted.items():
-            if given.get(key) not in values or isinstance(given[key], bool) != isinstance(values[0], bool):
+            if given.get(key) not in values or type(given[key]) is not type(values[0]):
                 allowed = ", ".join(map(repr, values))
                 raise ConfigError(f"{KEY}: {key} = {given.get(key)!r} is none of {allowed}: quantise the model again")
         return cls(**{key: given[key] for key in wanted})
