@@ -56,7 +56,10 @@ SUMMARIES = {name: summary for name, summary in SUMMARIES.items() if (COMMANDS /
 
 UsageError: Any = typer.BadParameter.__base__  # of everything that is wrong with a command line
 SUCCESS, CLOSED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
-REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENAMETOOLONG)
+REFUSALS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG),
+)
 """Of a file, by the system: no fault of minfer's."""
 
 

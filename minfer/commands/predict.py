@@ -21,6 +21,8 @@ from minfer.cost.waterfall import NAMES
 from minfer.phase2.weight_formats import FORMATS, find_format
 
 WIDTH = 120  # columns in a file or a pipe
+MOST_REQUESTS = 512
+"""At once: each needs its token in every step, and a step of the scheduler has so many."""
 
 
 def predict(
@@ -32,7 +34,7 @@ def predict(
     ] = None,
     dtype: Annotated[str, typer.Option(help=f"The weights: {', '.join(FORMATS)}.")] = "float32",
     phase: Annotated[int, typer.Option(min=1, max=11, help="Whose engine: 7 compiles, 8 replays graphs.")] = 8,
-    batch: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, max=MOST_REQUESTS, help="Requests at once.")] = 1,
     input_len: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 5,
     output_len: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 200,
     ranks: Annotated[int, typer.Option(min=1, help="Ranks that share each layer.")] = 1,

@@ -60,6 +60,7 @@ class Ranks:
         self.header = 0  # numbers in it
         self.bytes_read: list[int] = []
         self.ended = ""
+        self.in_step = False
 
     @property
     def nbytes(self) -> int:
@@ -110,6 +111,7 @@ class Ranks:
         """What is done in here is done on all ranks. An error ends them all. Raises `RankError` if they have ended."""
         if self.ended:
             raise RankError(f"the other ranks have ended: {self.ended}; load the model again")
+        self.in_step = True
         try:
             yield
         except RankError as error:
@@ -119,6 +121,8 @@ class Ranks:
         except BaseException as error:
             self.close(f"rank {self.place.rank} failed within a step: {type(error).__name__}: {error}")
             raise
+        finally:
+            self.in_step = False
 
     def announce(self, message: StepMessage) -> None:
         """Tell the others of the step that begins."""
@@ -155,10 +159,13 @@ class Ranks:
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def close(self, why: str = "") -> None:
-        """End all ranks, if this is rank 0; idempotent. `why`: what has gone wrong, if the others cannot be told."""
+        """End all ranks, if this is rank 0; idempotent. `why`: what has gone wrong, if the others cannot be told.
+
+        Nor can they in the middle of a step, where another thread, at the end of the process, leaves one that hangs.
+        """
         if self.ended:
             return
-        if self.decides and self.header and not why:
+        if self.decides and self.header and not why and not self.in_step:
             with suppress(RankError):
                 self.announce(StepMessage.end())
         self.ended = why or "the engine was closed"

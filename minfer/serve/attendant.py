@@ -80,6 +80,12 @@ def replicas_of(engine: Any) -> list[Any]:
     return [] if replicas is None else replicas.all
 
 
+def processes_of(engine: Any) -> list[Any]:
+    """The processes without which an engine cannot step: those of phase 10's ranks and replicas that it has started."""
+    others = getattr(getattr(engine, "ranks", None), "others", None)
+    return [*getattr(others, "all", ()), *(replica.process for replica in replicas_of(engine))]
+
+
 def attended(engine: Any, policy: Policy) -> Attendant:
     """An attendant for an engine; its replicas get one each."""
     for replica in replicas_of(engine):

@@ -11,7 +11,7 @@ from typing import Any
 
 from minfer.core.group import RankError
 from minfer.core.sequence import FinishReason
-from minfer.serve.attendant import Attendant, attended
+from minfer.serve.attendant import Attendant, attended, processes_of
 from minfer.serve.call import Call, Delta, Seen
 from minfer.serve.errors import ApiError, unavailable
 from minfer.serve.mail import Mail
@@ -69,13 +69,14 @@ class EngineThread:
         return sum(call.unfinished for call in list(self._calls))
 
     def healthy(self, stall_seconds: float) -> bool:
-        """Whether the thread lives, and, if it has anything to do, began a step less than `stall_seconds` ago."""
-        idle = not self._calls
-        return (
-            self.state is State.READY
-            and self.thread.is_alive()
-            and (idle or time.monotonic() - self.beat < stall_seconds)
-        )
+        """Whether it can serve, and, if it has anything to do, began a step less than `stall_seconds` ago."""
+        return self.can_serve and (not self._calls or time.monotonic() - self.beat < stall_seconds)
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether the engine, its thread and the processes that it needs live; if one has gone, the next step fails."""
+        alive = self.state is State.READY and self.thread.is_alive()
+        return alive and not any(process.is_dead for process in processes_of(self.engine))
 
     def submit(self, call: Call) -> None:
         """Run a call's sequences. Raises `ApiError` (503) if the engine is not there."""
@@ -91,8 +92,9 @@ class EngineThread:
         self._commands.put(lambda: self._abort(call))
 
     def end_all(self, reason: ApiError) -> None:
-        """End every call with an error."""
-        self._commands.put(lambda: self._end_all(reason))
+        """End every call with an error, now: a step in hand may take longer than anybody waits. In the event loop."""
+        for call in list(self._calls):
+            call.expire(reason)  # whoever waits for it takes it back
 
     async def ask(self, question: Callable[[], Any]) -> Any:
         """What `question` answers or raises, asked between two steps."""

@@ -100,7 +100,8 @@ class Service:
         healthy = [thread.healthy(self.limits.stall_seconds) for thread in self.engines]
         if all(healthy):
             return "ok"
-        return "degraded" if any(healthy) else "stalled" if self.ready else str(State.DEAD)
+        can_serve = any(thread.can_serve for thread in self.engines)
+        return "degraded" if any(healthy) else "stalled" if can_serve else str(State.DEAD)
 
     @property
     def ready(self) -> list[EngineThread]:

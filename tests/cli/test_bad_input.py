@@ -120,6 +120,11 @@ def test_bad_output_file(run, folder, tmp_path):
     refused(run("generate", "-f", "p.txt", "-m", folder, "-o", tmp_path), f"cannot write {tmp_path}: Is a directory")
 
 
+@pytest.mark.parametrize("command", [("flatten", "1", "--out"), ("replay",)])
+def test_a_folder_in_place_of_a_file_is_one_line_that_names_it(run, tmp_path, command):
+    refused(run(*command, tmp_path), f"{tmp_path}: Is a directory")
+
+
 def test_a_full_disk_is_one_line_that_names_the_file(run, monkeypatch, tmp_path):
     def full(source, out):
         raise OSError(errno.ENOSPC, "No space left on device", source, None, str(out))

@@ -40,6 +40,7 @@ def test_predict_shows_parts_a_bound_and_the_published_figure(run):
 def test_predict_says_what_is_missing(run):
     assert "run minfer calibrate" in run("predict").err
     assert "is neither known nor a file" in run("predict", "--hardware", "abacus").err
+    assert "less than or equal to 512" in run("predict", "--hardware", "h100", "--batch", "9" * 20).err
     long = run("predict", "--hardware", "h100", "--input-len", "9000")
     assert "--input-len 9000 and --output-len 200 are 9200 tokens" in long.err
 

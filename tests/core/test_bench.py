@@ -1,5 +1,6 @@
 """Figures: definitions on scripted times, tables made from ledgers, and the README's table made from its own."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,11 @@ def test_a_ledger_is_read_back_as_written_and_others_are_refused(tmp_path):
     (tmp_path / "l.json").write_text("{}")
     with pytest.raises(MinferError, match=r"is not a ledger of schema minfer\.bench/1"):
         ledger.load(tmp_path / "l.json")
+    row = {"name": "x", "samples": [{"duration": 1.0}]}
+    for damaged in ({}, {"parts": 7}, {"parts": [{}]}, {"parts": [{"rows": [row]}]}, {"parts": [{"rows": [{}]}]}):
+        (tmp_path / "l.json").write_text(json.dumps({"schema": ledger.SCHEMA, **damaged}))
+        with pytest.raises(MinferError, match=r"l\.json is a damaged ledger, or of another version \(.*measure again"):
+            ledger.load(tmp_path / "l.json")
 
 
 def test_a_table_goes_between_its_marks_and_nowhere_else():

@@ -261,6 +261,10 @@ NORM = "model__norm__weight"
 BAD = {
     "no folder": (lambda f: (empty(f), f.rmdir()), ["is not a folder"]),
     "empty folder": (empty, ["is empty", "config.json, model.safetensors"]),
+    "weights are a folder": (
+        lambda f: ((f / "model.safetensors").unlink(), (f / "model.safetensors").mkdir()),
+        ["model.safetensors is not a file", "replace it"],
+    ),
     "only a config": (replaced, ["holds no weights", "only config.json"]),
     "no config": (lambda f: (f / "config.json").unlink(), ["config.json", "does not exist"]),
     "config is not JSON": (lambda f: (f / "config.json").write_text("{oops"), ["config.json", "JSON"]),

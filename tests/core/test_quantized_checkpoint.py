@@ -152,6 +152,7 @@ CONFIGS = [
     ({"group_size": 48}, r"group_size = 48 is none of 32, 64, 128"),
     ({"group_size": 32.0}, r"group_size = 32\.0 is none of"),
     ({"group_size": True}, r"group_size = True is none of"),
+    ({"group_size": 32.0}, r"group_size = 32\.0 is none of"),
     ({"quantize_head": 1}, r"quantize_head = 1 is none of"),
     ({"version": 7}, r"version 7 is not 1"),
     ({"quant_method": "awq"}, r"would change the result and is not supported"),

@@ -1,11 +1,15 @@
 """A rank that dies, fails or hangs ends everything soon, with its own error, and nobody is left behind."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from minfer.phase10 import Engine, RankError, launcher, processes
+from minfer.phase10.ranks import Ranks
+from minfer.phase10.shard_plan import Place
+from minfer.phase10.step_message import header_length
 from tests.ranks.dying import DIES, run_dying
 from tests.ranks.processes import children, gone
 
@@ -35,6 +39,17 @@ def dying(monkeypatch):
         monkeypatch.setenv(DIES, case)
 
     return plant
+
+
+def test_an_end_in_the_middle_of_a_step_does_not_wait_for_a_rank_that_hangs():
+    """As at the end of a process, where another thread is in the step: it would be as long as `rank_timeout`."""
+    announced, ended = [], []
+    group = SimpleNamespace(broadcast=announced.append, leave=lambda: None)
+    ranks = Ranks(Place.of(0, 2, 1), None, (group,) * 3, 2, SimpleNamespace(end=lambda: ended.append("others")))
+    ranks.header = header_length(1)
+    with ranks.step():
+        ranks.close()
+    assert (announced, ended) == ([], ["others"])
 
 
 @pytest.mark.parametrize("case", CASES)

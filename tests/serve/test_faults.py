@@ -2,12 +2,13 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from openai import APIError, InternalServerError, OpenAI
 
 from minfer.core.group import RankError
-from tests.serve.serving import NAME, PATIENCE, Stepped, engine_of, serving, until
+from tests.serve.serving import NAME, PATIENCE, Stepped, engine_of, read_all, serving, until
 
 COMPLETIONS = "/v1/completions"
 MARK = 9
@@ -118,6 +119,28 @@ def test_a_step_that_raises_fails_who_was_in_it_and_the_server_goes_on(own, engi
         assert b"RuntimeError: planted" in read_all_of_stream(connection)
     engine.free()
     works(own)
+
+
+def test_at_the_deadline_of_the_end_nobody_waits_for_a_step_that_hangs(engine):
+    """Such as one in which a rank gives no answer: the server would be gone before the step is."""
+    with serving(engine) as own:
+        engine.hold()
+        connections = [own.open(COMPLETIONS, prompt="abc", max_tokens=9, stream=stream) for stream in (False, True)]
+        until(lambda: own.service.engines[0].load == 2)
+        own.server.should_exit = True
+        for connection in connections:
+            raw = read_all(connection)
+            assert raw.startswith(b"HTTP/1.1 503 ")
+            assert b'"code": "shutting_down"' in raw
+
+
+def test_an_idle_engine_that_has_lost_a_process_is_not_healthy(own, engine):
+    """Its next step would fail: whoever asks /health before they send a request should go elsewhere."""
+    rank = SimpleNamespace(is_dead=False)
+    engine.ranks = SimpleNamespace(others=SimpleNamespace(all=[rank]))
+    assert own.ask("GET", "/health")[::2] == (200, {"status": "ok"})
+    rank.is_dead = True
+    assert own.ask("GET", "/health")[::2] == (503, {"status": "dead"})
 
 
 def read_all_of_stream(connection):

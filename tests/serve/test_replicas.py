@@ -194,5 +194,6 @@ def test_a_replica_that_is_gone_is_shown_as_dead_and_no_longer_counted(pair, mon
         assert two.metrics()["minfer:kv_blocks_total"] == 2 * BLOCKS
         monkeypatch.setattr(two.replica.process, "error", "it failed")
         assert [one["state"] for one in two.slots()] == ["ready", "dead"]
+        assert own.ask("GET", "/health")[::2] == (503, {"status": "dead"})
         seen = two.metrics()
     assert (seen["minfer:engines_ready"], seen["minfer:kv_blocks_total"]) == (1, BLOCKS)

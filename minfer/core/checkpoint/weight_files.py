@@ -119,6 +119,8 @@ def _missing_shards(folder: Path, missing: list[str]) -> str:
 def _no_weights(folder: Path) -> str:
     """What is in the folder in place of weights, and what to do about it."""
     files = sorted(path.name for path in folder.iterdir())
+    if SINGLE in files:
+        return f"{folder / SINGLE} is not a file that can be read, but a folder, a pipe or a broken link: replace it"
     if not files:
         return f"{folder} is empty: a model folder holds config.json, {SINGLE} and a tokenizer"
     others = sorted(path.name for path in folder.glob("*.safetensors"))
