@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from minfer.bench.contestants import EngineContestant
-from minfer.bench.linear_layers import LINEAR, called_layers
+from minfer.bench.linear_layers import LINEAR, called_layers, weight_of
 from minfer.bench.operators import Operators
 from minfer.bench.sample import Sample
 from minfer.bench.shares import FORWARD
@@ -28,7 +28,6 @@ from minfer.core.config import ModelConfig
 from minfer.core.models import model_class
 from minfer.cost.cost_model import Terms
 from minfer.phase6 import QuantizedLinear
-from minfer.phase7.product import PackedLinear
 
 PRODUCT = "minfer::linear"  # `Operators` takes it for a product, with all that is called within
 PROBE_LAYERS = 8  # of the model that tells the profiler's own time
@@ -161,8 +160,7 @@ def product_bytes(model: Any) -> int:
 def _bytes_of(layer: Any) -> int:
     if isinstance(layer, QuantizedLinear):
         return layer.nbytes
-    weight = layer.packed if isinstance(layer, PackedLinear) else layer.weight
-    return weight.numel() * weight.element_size()
+    return weight_of(layer).nbytes
 
 
 def event_seconds(config: ModelConfig) -> float:

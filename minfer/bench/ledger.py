@@ -120,8 +120,9 @@ def load(path: Path) -> dict[str, Any]:
     if not isinstance(ledger, dict) or ledger.get("schema") != SCHEMA:
         raise MinferError(f"{path} is not a ledger of schema {SCHEMA}")
     try:
-        for row in [row for part in ledger["parts"] for row in part["rows"]]:
-            str(row["name"]), runs(row)
+        for part in ledger["parts"]:
+            for row in part["rows"]:
+                str(row["name"]), runs(row)
     except (KeyError, TypeError) as error:
         raise MinferError(f"{path} is a damaged ledger, or of another version ({error!r}): measure again") from error
     return ledger

@@ -2,13 +2,19 @@
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from minfer.phase6 import QuantizedLinear
 from minfer.phase7.product import PackedLinear, TransposedLinear
 
 LINEAR = (nn.Linear, QuantizedLinear, PackedLinear, TransposedLinear)
 """All that multiply by a weight; a plain one is visible to the compiler, the others are not."""
+
+
+def weight_of(layer: Any) -> Tensor:
+    """The tensor that a layer multiplies by; of a quantised layer there may be none."""
+    weight: Tensor = layer.packed if isinstance(layer, PackedLinear) else layer.weight
+    return weight
 
 
 def called_layers(engine: Any) -> list[Any]:

@@ -18,7 +18,7 @@ from torch.profiler import record_function
 
 from minfer.bench.anatomy import layers_marked
 from minfer.bench.contestants import EngineContestant
-from minfer.bench.linear_layers import LINEAR
+from minfer.bench.linear_layers import LINEAR, weight_of
 from minfer.bench.operators import Operators
 from minfer.bench.probes import multiplying, reading
 from minfer.bench.runner import brief
@@ -28,7 +28,6 @@ from minfer.bench.workloads import Workload
 from minfer.core.batch import ForwardBatch
 from minfer.core.device import Device
 from minfer.phase6 import QuantizedLinear
-from minfer.phase7.product import PackedLinear
 
 HEAD = "minfer::head"
 TOKENS = 9  # of each request: eight decode steps
@@ -64,8 +63,8 @@ def size_of(layer: Any) -> tuple[int, int]:
     if isinstance(layer, QuantizedLinear):
         size = (layer.out_features, layer.in_features)
         return size[0] * size[1], layer.scheme.nbytes(*size)
-    weight = layer.packed if isinstance(layer, PackedLinear) else layer.weight
-    return weight.numel(), weight.numel() * weight.element_size()
+    weight = weight_of(layer)
+    return weight.numel(), weight.nbytes
 
 
 def parts_of_a_step(

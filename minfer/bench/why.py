@@ -79,11 +79,11 @@ def in_words(ledger: dict[str, Any], one: str, other: str, made: Waterfall) -> l
         f"{other} is bound by {NAMES[bound]}, {getattr(found, bound) / made.second:.0%} of its time; to try next: "
         f"{ADVICE[bound]}"
     )
-    return [*said, how(ledger, one, other)]
+    return [*said, how(ledger, first, second)]
 
 
-def how(ledger: dict[str, Any], *names: str) -> str:
+def how(ledger: dict[str, Any], *rows: dict[str, Any]) -> str:
     """Which parts are measured, and how; which is reckoned."""
-    clocked = all("others_s" in run.facts for name in names for run in runs(row_named(ledger, name)))
+    clocked = all("others_s" in run.facts for row in rows for run in runs(row))
     by = "by the clock, in the middle one of the counted runs" if clocked else "under the profiler, in shares"
     return f"measured {by}; weights read is reckoned: its bytes over {ledger['bandwidth'] / 1e9:.0f} GB/s"

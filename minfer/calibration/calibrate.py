@@ -79,9 +79,8 @@ def measured_variants(ranks: int) -> list[Variant]:
 
 def steps(variant: Variant, module: nn.Module, model: str, device: Device) -> list[RealStep]:
     """Of an engine that is made for them and then let go: there is never more than one beside `module`."""
-    config: Any = module.config
     with contestant(variant, module, model, device) as made:
-        return RealSteps(made, config.vocab_size).all()
+        return RealSteps(made).all()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from torch import nn
 
 from minfer.bench.contestants import engine_class
 from minfer.bench.variants import BLOCK, VARIANTS, Variant
-from minfer.core.params import SamplingParams
+from minfer.calibration.real_steps import submit_any
 from minfer.cost.cost_model import CostModel
 from minfer.cost.formulas import Step
 from minfer.cost.hardware import Hardware
@@ -112,8 +112,7 @@ class Run:
 
     def submit(self, tokens: int, new: int) -> None:
         """A request of any ids."""
-        ids = [self.draw.randrange(3, self.engine.config.vocab_size) for _ in range(tokens)]
-        self.engine.submit(ids, SamplingParams(max_tokens=new, ignore_eos=True))
+        submit_any(self.engine, self.draw, tokens, new)
 
     def step(self) -> float:
         """Seconds of the next step."""

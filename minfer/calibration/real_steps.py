@@ -53,8 +53,8 @@ class RealStep:
 class RealSteps:
     """Those of one engine of phase 5 or later, made with `OPTIONS` and a pool of `blocks`."""
 
-    def __init__(self, contestant: EngineContestant, vocab_size: int) -> None:
-        self.contestant, self.vocab_size = contestant, vocab_size
+    def __init__(self, contestant: EngineContestant) -> None:
+        self.contestant = contestant
         self.engine = contestant.engine
         self.engine.__class__ = sized(type(self.engine))
         self.clock = PartClock(self.engine)
@@ -79,9 +79,8 @@ class RealSteps:
         return steps
 
     def submit(self, tokens: int, new: int) -> Sequence:
-        """A request; what it says does not matter to speed."""
-        ids = [self.draw.randrange(3, self.vocab_size) for _ in range(tokens)]
-        return self.engine.submit(ids, SamplingParams(max_tokens=new, ignore_eos=True))
+        """A request of any ids."""
+        return submit_any(self.engine, self.draw, tokens, new)
 
     def step(self) -> RealStep:
         """The engine's next step."""
@@ -91,6 +90,13 @@ class RealSteps:
         seconds, after = self.clock.now() - start, self.clock.seconds
         parts = {name: after[name] - before[name] for name in after}
         return RealStep(engine.sizes, seconds, engine.forward_seconds - forward, parts)
+
+
+def submit_any(engine: Any, draw: random.Random, tokens: int, new: int) -> Sequence:
+    """A request of so many tokens in and out; what it says does not matter to speed."""
+    ids = [draw.randrange(3, engine.config.vocab_size) for _ in range(tokens)]
+    sequence: Sequence = engine.submit(ids, SamplingParams(max_tokens=new, ignore_eos=True))
+    return sequence
 
 
 def batches_within(context: int) -> list[list[tuple[int, int]]]:

@@ -19,9 +19,10 @@ from minfer.cost.hardware import Hardware, find_hardware
 from minfer.cost.published import Published, published
 from minfer.cost.waterfall import NAMES
 from minfer.phase2.weight_formats import FORMATS, find_format
+from minfer.phase5.options import PagedOptions
 
 WIDTH = 120  # columns in a file or a pipe
-MOST_REQUESTS = 512
+MOST_REQUESTS = PagedOptions.token_budget
 """At once: each needs its token in every step, and a step of the scheduler has so many."""
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from minfer.core.checkpoint import Checkpoint, TensorSource
+from minfer.core.checkpoint.tensor_source import Outline
 from minfer.core.checkpoint.weight_files import SINGLE
 from minfer.core.errors import CheckpointError
 from minfer.core.models import skeleton
@@ -20,7 +21,7 @@ from minfer.core.stored_quantization import KEY, StoredQuantization
 from minfer.phase6.conversion import HEAD, linear_names
 from minfer.phase6.names import find_scheme
 from minfer.phase6.schemes import Scheme
-from minfer.phase6.writer import Outline, TensorWriter
+from minfer.phase6.writer import TensorWriter
 
 COPIED = ("*.json", "*.model", "*.txt", "*.jinja")
 """Files beside the weights that come along: the tokenizer's, the chat template, generation defaults."""

@@ -6,31 +6,16 @@ JSON, then the numbers (github.com/huggingface/safetensors). Wide numbers come f
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
+from minfer.core.checkpoint.tensor_source import Outline
 from minfer.core.checkpoint.weight_files import CODES, DTYPES
 
 NAMES = {dtype: name for name, dtype in (DTYPES | CODES).items()}
-
-
-@dataclass(frozen=True)
-class Outline:
-    """A tensor that will be written."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Its bytes."""
-        return prod(self.shape) * self.dtype.itemsize
 
 
 class TensorWriter:

@@ -201,11 +201,6 @@ class EngineThread:
             if self.seen.pop(sequence.id, None) is not None:
                 self.engine.abort(sequence.id)
 
-    def _end_all(self, reason: ApiError) -> None:
-        for request_id in list(self.seen):
-            self.engine.abort(request_id)
-        self._fail(reason)
-
     def _fail(self, reason: ApiError) -> None:
         """Tell every call in hand that it will not go on."""
         for seen in self.seen.values():
@@ -215,7 +210,9 @@ class EngineThread:
     def _stop(self) -> None:
         with self._lock:
             self.state = State.STOPPED
-        self._end_all(unavailable("the server has stopped", "engine_stopped"))
+        for request_id in self.seen:
+            self.engine.abort(request_id)
+        self._fail(unavailable("the server has stopped", "engine_stopped"))
 
     def _die(self, error: BaseException) -> None:
         """The engine is no more: end what it had in hand, and what was on its way to it."""

@@ -8,11 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minfer.core.checkpoint import Checkpoint
+from minfer.core.checkpoint.tensor_source import Outline
 from minfer.core.config import ModelConfig
 from minfer.core.errors import CheckpointError, ConfigError
 from minfer.core.stored_quantization import StoredQuantization
 from minfer.phase6.saving import Saving
-from minfer.phase6.writer import Outline, TensorWriter
+from minfer.phase6.writer import TensorWriter
 from tests.core import measured
 from tests.parity.families import FAMILIES
 from tests.parity.phases import PHASES, load

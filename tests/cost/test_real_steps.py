@@ -26,7 +26,7 @@ def steps(few):
     """Of a real engine."""
     module = tiny_model("llama", 17).module(torch.float32)
     made = EngineContestant(5, module, **real_steps.OPTIONS, num_blocks=real_steps.blocks(16))
-    return RealSteps(made, 17).all()
+    return RealSteps(made).all()
 
 
 def test_requests_that_leave_one_by_one_have_steps_of_every_number_of_rows(steps):
@@ -57,6 +57,6 @@ def test_batches_are_cut_to_a_context_and_the_pool_holds_the_largest(few):
 def test_none_of_the_steps_is_one_that_the_check_predicts():
     nothing = Nothing(random_config("smollm2-135m"))
     made = EngineContestant(5, nothing, **real_steps.OPTIONS, num_blocks=real_steps.blocks(BLOCK), block_size=BLOCK)
-    met = {step.sizes for step in RealSteps(made, 17).all()}
+    met = {step.sizes for step in RealSteps(made).all()}
     assert len(met) > 20
     assert not met & {kind.sizes for kind in KINDS}

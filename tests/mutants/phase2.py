@@ -10,6 +10,7 @@ from torch import nn
 from minfer.core.device import Device
 from minfer.core.errors import CheckpointError
 from minfer.core.models import model_class
+from minfer.phase1 import Engine as Phase1Engine
 from minfer.phase2 import Engine
 from minfer.phase2.engine import place
 from tests.mutants import probes
@@ -242,10 +243,4 @@ def peak_of_a_refusal(engine_cls, lab):
 class MadeBeforeItIsCompared(Engine):
     """As the phase before does."""
 
-    @classmethod
-    def build_model(cls, checkpoint, options):
-        model = model_class(checkpoint.config)(checkpoint.config).to(wanted(checkpoint, options))
-        parameters = dict(model.named_parameters())
-        for name, stored in checkpoint.plan(model).items():
-            stored.read_into(parameters[name].data)
-        return model
+    build_model = vars(Phase1Engine)["build_model"]

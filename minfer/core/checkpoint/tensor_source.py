@@ -17,8 +17,8 @@ COMPARED_ROWS = 4096
 
 
 @dataclass(frozen=True)
-class TensorSource(ABC):
-    """Where the values of one parameter come from; `shape` is the model's, `dtype` the one they are kept in."""
+class Outline:
+    """What a tensor is without its values."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,6 +28,10 @@ class TensorSource(ABC):
     def nbytes(self) -> int:
         """Its bytes in `dtype`."""
         return prod(self.shape) * self.dtype.itemsize
+
+
+class TensorSource(Outline, ABC):
+    """Where the values of one parameter come from; `shape` is the model's, `dtype` the one they are kept in."""
 
     def read(self, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
         """A fresh, contiguous tensor of `shape` that owns its memory, in `dtype` (default: our own)."""
